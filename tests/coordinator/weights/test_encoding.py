@@ -1,4 +1,4 @@
-"""Weights in fewer bits: who asks for them, what they mean, and how a client knows whose they are."""
+"""Weights in fewer bits: requested recipes, decoded values, and the signed statement of their origin."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ LAYOUT = {"b0.q.P": (RANK, RANK), "b0.q.Q": (RANK,)}
 PLAN = plan(adapter={"rank": RANK, "blocks": 1, "roles": ["q"]})
 
 
-def drawn(seed: int) -> Arrays:
+def random_adapter(seed: int) -> Arrays:
     """Make an adapter of ordinary numbers."""
     random = np.random.default_rng(seed)
     return {name: random.normal(size=shape).astype(np.float32) for name, shape in LAYOUT.items()}
 
 
-def ask(silo: Silo, number: int, recipe: str, **headers: str) -> httpx.Response:
+def request_weights(silo: Silo, number: int, recipe: str, **headers: str) -> httpx.Response:
     accept = f"{MEDIA_TYPE};recipe={recipe}, {MEDIA_TYPE}"
     return silo.http.get(url(silo, number, "/weights"), headers={"Accept": accept, **headers})
 
@@ -45,7 +45,7 @@ ASKING = {"Accept": f"{MEDIA_TYPE};recipe=int8_own_last"}
 
 
 @dataclass(frozen=True)
-class Second:
+class SecondRound:
     """A client in round 2: what it sent in round 1, and what its weights are called."""
 
     silo: Silo
@@ -60,16 +60,16 @@ class Second:
 
 
 @pytest.fixture(scope="module")
-def second(coordinator: Served) -> Second:
+def second(coordinator: Served) -> SecondRound:
     federation_id, silos = running(coordinator, **PLAN)
-    own = drawn(0)
+    own = random_adapter(0)
     for seed, silo in enumerate(silos):
-        deliver(silo, 1, drawn(seed))
+        deliver(silo, 1, random_adapter(seed))
     wait_for(coordinator, federation_id, 1, "published")
-    return Second(silos[0], own, join(silos[0], 2))
+    return SecondRound(silos[0], own, join(silos[0], 2))
 
 
-def meaning(answer: httpx.Response, own: Arrays, name: RecipeName) -> Arrays:
+def decode_weights(answer: httpx.Response, own: Arrays, name: RecipeName) -> Arrays:
     """Decode coded weights."""
     layout = in_order({tensor: values.shape for tensor, values in own.items()})
     plain = answer.read()  # httpx has taken the zstd frame off
@@ -83,13 +83,13 @@ def meaning(answer: httpx.Response, own: Arrays, name: RecipeName) -> Arrays:
 @pytest.mark.parametrize(
     ("recipe", "error"), [("int8_own_last", 0.01), ("int4_own_last", 0.2), ("int8", 0.01), ("bf16", 0.01)]
 )
-def test_weights_come_in_the_recipe_that_is_asked_for(
-    second: Second, recipe: RecipeName, error: float
+def test_weights_are_sent_in_the_requested_recipe(
+    second: SecondRound, recipe: RecipeName, error: float
 ) -> None:
     dense = weights(second.silo, 2, LAYOUT)
-    answer = ask(second.silo, 2, recipe)
+    answer = request_weights(second.silo, 2, recipe)
     assert answer.status_code == 200
-    made = meaning(answer, second.own, recipe)
+    made = decode_weights(answer, second.own, recipe)
     for name, values in dense.items():
         assert np.abs(made[name] - values).max() <= error * max(1.0, np.abs(values).max())
         assert not np.array_equal(made[name], values)
@@ -97,7 +97,7 @@ def test_weights_come_in_the_recipe_that_is_asked_for(
     assert answer.headers["vary"] == "Accept"
 
 
-def test_what_is_signed_says_which_stored_weights_a_coded_body_stands_for(second: Second) -> None:
+def test_a_signed_statement_names_the_stored_weights(second: SecondRound) -> None:
     silo = second.silo
     answer, body = second.raw()
     document = json.loads(urlsafe_b64decode(answer.headers["tessera-weights"]))
@@ -110,7 +110,7 @@ def test_what_is_signed_says_which_stored_weights_a_coded_body_stands_for(second
     assert answer.headers["etag"] == f'"{digest_of(body)}"'
 
 
-def test_asking_again_gives_the_same_bytes_and_a_broken_download_goes_on(second: Second) -> None:
+def test_coded_weights_are_constant_and_support_ranges(second: SecondRound) -> None:
     first, whole = second.raw()
     assert second.raw()[1] == whole
     tag = first.headers["etag"]
@@ -122,30 +122,32 @@ def test_asking_again_gives_the_same_bytes_and_a_broken_download_goes_on(second:
 
 
 @pytest.mark.parametrize("recipe", ["dense", "int4_served", "top10_int8_served", "gzip", ""])
-def test_what_is_not_on_offer_is_answered_dense(second: Second, recipe: str) -> None:
-    answer = ask(second.silo, 2, recipe)
+def test_unavailable_recipes_are_answered_dense(second: SecondRound, recipe: str) -> None:
+    answer = request_weights(second.silo, 2, recipe)
     assert answer.headers["etag"] == f'"{second.named}"'
     assert "tessera-weights" not in answer.headers
 
 
-def test_a_client_without_an_update_gets_its_weights_whole(coordinator: Served) -> None:
+def test_weights_before_any_update_are_not_differences(coordinator: Served) -> None:
     _, (silo, _) = running(coordinator, **PLAN)
     named = join(silo, 1)
-    assert ask(silo, 1, "int8_own_last").headers["etag"] == f'"{named}"'
-    assert ask(silo, 1, "int8").headers["etag"] != f'"{named}"'  # zeros need nothing to differ from
+    assert request_weights(silo, 1, "int8_own_last").headers["etag"] == f'"{named}"'
+    assert (
+        request_weights(silo, 1, "int8").headers["etag"] != f'"{named}"'
+    )  # zeros need nothing to differ from
 
 
-def test_coded_weights_are_counted_as_they_travel(coordinator: Served) -> None:
+def test_traffic_counts_the_size_of_coded_weights(coordinator: Served) -> None:
     federation_id, silos = running(coordinator, **PLAN)
     for seed, silo in enumerate(silos):
-        deliver(silo, 1, drawn(seed))
+        deliver(silo, 1, random_adapter(seed))
     wait_for(coordinator, federation_id, 1, "published")
     join(silos[0], 2)
-    size = int(ask(silos[0], 2, "int4_own_last").headers["content-length"])
+    size = int(request_weights(silos[0], 2, "int4_own_last").headers["content-length"])
     assert show(coordinator, federation_id, 2)["bytes"]["down"] == size
 
 
-def test_weights_too_large_for_a_recipe_come_whole(coordinator: Served) -> None:
+def test_weights_too_large_for_a_recipe_are_dense(coordinator: Served) -> None:
     federation_id, silos = running(coordinator, **plan(limits={"max_norm": 1e30}))
     for silo, fill in zip(silos, (1e20, -1e20), strict=True):
         base = join(silo, 1)
@@ -153,4 +155,4 @@ def test_weights_too_large_for_a_recipe_come_whole(coordinator: Served) -> None:
         assert put(silo, 1, update_body(silo, 1, base, tensors)).status_code == 201
     wait_for(coordinator, federation_id, 1, "published")
     named = join(silos[0], 2)
-    assert ask(silos[0], 2, "int8_own_last").headers["etag"] == f'"{named}"'
+    assert request_weights(silos[0], 2, "int8_own_last").headers["etag"] == f'"{named}"'

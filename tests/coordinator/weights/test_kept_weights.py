@@ -1,4 +1,4 @@
-"""Weights in a recipe are written once: who asks again, or at the same time, finds what was kept."""
+"""Stored coded weights: encoded once, then reused for repeated and concurrent requests."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from coordinator.db.tables.federations import CodedWeightsRow
 from coordinator.http.limits import concurrency
 from coordinator.http.limits.concurrency import codec_slot
 from coordinator.storage import garbage_collection
-from tests.coordinator.weights.test_encoding import PLAN, ask, drawn
+from tests.coordinator.weights.test_encoding import PLAN, random_adapter, request_weights
 from tests.served import Served, Silo, slug
 from tests.taking_part import deliver, join, plan, put, running, update_body, url, wait_for
 
@@ -29,12 +29,12 @@ Rows = Callable[[str, str], list[tuple[Any, ...]]]
 KEPT = "SELECT round_number, recipe FROM coded_weights ORDER BY round_number, recipe"
 
 
-def rounds_later(served: Served, number: int) -> tuple[str, list[Silo]]:
+def play_until(served: Served, number: int) -> tuple[str, list[Silo]]:
     """Let two clients deliver until they can ask for weights of this round."""
     federation_id, silos = running(served, **plan(rounds={"total": 9}, adapter=PLAN["adapter"]))
     for done in range(1, number):
         for seed, silo in enumerate(silos):
-            deliver(silo, done, drawn(10 * done + seed))
+            deliver(silo, done, random_adapter(10 * done + seed))
         wait_for(served, federation_id, done, "published")
     for silo in silos:
         join(silo, number)
@@ -47,7 +47,7 @@ def served(serve: Callable[..., Served], database_url: str) -> Served:
 
 
 @contextmanager
-def nothing_is_kept_yet(served: Served) -> Iterator[None]:
+def storing_is_blocked(served: Served) -> Iterator[None]:
     """Keep everybody from writing down what weights are in a recipe."""
     with served.database.write() as session:
         lock = "SELECT 1" if served.database.is_sqlite else "LOCK TABLE coded_weights IN SHARE MODE"
@@ -55,32 +55,30 @@ def nothing_is_kept_yet(served: Served) -> Iterator[None]:
         yield
 
 
-def asked_by(served: Served, silo: Silo, recipe: str) -> httpx.Response:
+def request_by(served: Served, silo: Silo, recipe: str) -> httpx.Response:
     """Ask on a line of its own."""
-    return ask(Silo(silo.client_id, silo.federation_id, silo.key, served.signing(silo.key)), 2, recipe)
+    return request_weights(
+        Silo(silo.client_id, silo.federation_id, silo.key, served.signing(silo.key)), 2, recipe
+    )
 
 
-def test_who_asks_again_needs_no_slot_for_the_same_bytes_a_range_or_nothing(
-    served: Served, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_repeated_requests_need_no_codec_slot(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(concurrency, "_PATIENCE_SECONDS", 0.2)
-    _, (silo, _) = rounds_later(served, 2)
-    first = ask(silo, 2, "int8_own_last")
+    _, (silo, _) = play_until(served, 2)
+    first = request_weights(silo, 2, "int8_own_last")
     tag, proof = first.headers["etag"], first.headers["tessera-weights"]
     with codec_slot(), codec_slot():
-        again = ask(silo, 2, "int8_own_last")
-        rest = ask(silo, 2, "int8_own_last", **{"Range": "bytes=0-"})
-        known = ask(silo, 2, "int8_own_last", **{"If-None-Match": tag})
-        assert slug(ask(silo, 2, "int4_own_last")) == "busy"
+        again = request_weights(silo, 2, "int8_own_last")
+        rest = request_weights(silo, 2, "int8_own_last", **{"Range": "bytes=0-"})
+        known = request_weights(silo, 2, "int8_own_last", **{"If-None-Match": tag})
+        assert slug(request_weights(silo, 2, "int4_own_last")) == "busy"
     assert [one.status_code for one in (first, again, rest, known)] == [200, 200, 206, 304]
     assert again.content == first.content
     assert {one.headers["tessera-weights"] for one in (again, rest, known)} == {proof}
     assert {one.headers["etag"] for one in (again, rest, known)} == {tag}
 
 
-def test_that_weights_do_not_fit_a_recipe_is_found_once(
-    served: Served, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_impossible_recipe_is_remembered(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(concurrency, "_PATIENCE_SECONDS", 0.2)
     federation_id, silos = running(served, **plan(limits={"max_norm": 1e30}))
     for silo, fill in zip(silos, (1e20, -1e20), strict=True):
@@ -88,18 +86,18 @@ def test_that_weights_do_not_fit_a_recipe_is_found_once(
         assert put(silo, 1, update_body(silo, 1, join(silo, 1), tensors)).status_code == 201
     wait_for(served, federation_id, 1, "published")
     named = join(silos[0], 2)
-    assert ask(silos[0], 2, "int8_own_last").headers["etag"] == f'"{named}"'
+    assert request_weights(silos[0], 2, "int8_own_last").headers["etag"] == f'"{named}"'
     with codec_slot(), codec_slot():
-        assert ask(silos[0], 2, "int8_own_last").headers["etag"] == f'"{named}"'
+        assert request_weights(silos[0], 2, "int8_own_last").headers["etag"] == f'"{named}"'
 
 
-def test_a_client_that_asks_for_much_at_once_leaves_a_slot_to_others(
+def test_one_client_uses_at_most_one_codec_slot(
     served: Served, rows: Rows, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _, (silo, _) = rounds_later(served, 2)
+    _, (silo, _) = play_until(served, 2)
     with ThreadPoolExecutor(3) as pool:
-        with nothing_is_kept_yet(served):
-            asked = [pool.submit(asked_by, served, silo, recipe) for recipe in ("bf16", "bf16", "int8")]
+        with storing_is_blocked(served):
+            asked = [pool.submit(request_by, served, silo, recipe) for recipe in ("bf16", "bf16", "int8")]
             time.sleep(0.5)
             with monkeypatch.context() as impatient:
                 impatient.setattr(concurrency, "_PATIENCE_SECONDS", 0.1)
@@ -111,15 +109,15 @@ def test_a_client_that_asks_for_much_at_once_leaves_a_slot_to_others(
     assert rows(served.database_url, KEPT) == [(2, "bf16"), (2, "int8")]
 
 
-def test_two_replicas_that_are_asked_at_once_answer_alike(
+def test_two_replicas_store_coded_weights_once(
     serve: Callable[..., Served], fresh_postgres: Callable[[], str], rows: Rows
 ) -> None:
     place = fresh_postgres()
     replicas = [serve(place, tick_seconds=0.05, retry_seconds=0.1) for _ in range(2)]
-    _, (silo, _) = rounds_later(replicas[0], 2)
+    _, (silo, _) = play_until(replicas[0], 2)
     with ThreadPoolExecutor(2) as pool:
-        with nothing_is_kept_yet(replicas[0]):
-            asked = [pool.submit(asked_by, replica, silo, "int4_own_last") for replica in replicas]
+        with storing_is_blocked(replicas[0]):
+            asked = [pool.submit(request_by, replica, silo, "int4_own_last") for replica in replicas]
             time.sleep(0.5)
             assert not any(one.done() for one in asked)
         one, other = (future.result() for future in asked)
@@ -128,44 +126,42 @@ def test_two_replicas_that_are_asked_at_once_answer_alike(
     assert rows(place, KEPT) == [(2, "int4_own_last")]
 
 
-def test_what_is_kept_goes_with_the_rounds_weights_and_what_stays_is_whole(
-    served: Served, rows: Rows
-) -> None:
-    _, (silo, _) = rounds_later(served, 5)
-    named = {number: ask(silo, number, "int8").headers["etag"] for number in range(1, 6)}
+def test_pruning_deletes_coded_weights_of_old_rounds(served: Served, rows: Rows) -> None:
+    _, (silo, _) = play_until(served, 5)
+    named = {number: request_weights(silo, number, "int8").headers["etag"] for number in range(1, 6)}
     assert retention.prune_rounds(served.database, 2) > 0
     assert rows(served.database_url, KEPT) == [(number, "int8") for number in (3, 4, 5)]
     garbage_collection.collect(served.database, grace=timedelta(0))
     for number in (3, 4, 5):
-        assert ask(silo, number, "int8").headers["etag"] == named[number]
-    assert slug(ask(silo, 2, "int8")) == "not-found"
+        assert request_weights(silo, number, "int8").headers["etag"] == named[number]
+    assert slug(request_weights(silo, 2, "int8")) == "not-found"
     assert rows(served.database_url, KEPT) == [(number, "int8") for number in (3, 4, 5)]
     digests = {f'"{digest}"' for (digest,) in rows(served.database_url, "SELECT digest FROM payloads")}
     assert [number for number in named if named[number] in digests] == [3, 4, 5]
 
 
-def test_what_was_kept_follows_from_the_weights_alone(served: Served) -> None:
-    _, (silo, _) = rounds_later(served, 2)
-    before = ask(silo, 2, "int4_own_last")
+def test_coded_weights_are_reproducible_after_deletion(served: Served) -> None:
+    _, (silo, _) = play_until(served, 2)
+    before = request_weights(silo, 2, "int4_own_last")
     with served.database.write() as session:
         session.execute(delete(CodedWeightsRow))
     assert garbage_collection.collect(served.database, grace=timedelta(0)) == 1
-    after = ask(silo, 2, "int4_own_last")
+    after = request_weights(silo, 2, "int4_own_last")
     assert after.content == before.content
     assert after.headers["tessera-weights"] == before.headers["tessera-weights"]
 
 
-def test_nothing_is_written_for_who_asks_while_the_disk_is_nearly_full(
+def test_a_nearly_full_disk_stores_no_coded_weights(
     serve: Callable[..., Served], fresh_database: Callable[[str], str], rows: Rows, tmp_path: Path
 ) -> None:
     place = fresh_database("sqlite")
     empty = serve(place, tick_seconds=0.05, retry_seconds=0.1)
-    _, (silo, _) = rounds_later(empty, 2)
-    kept = ask(silo, 2, "int8").content
+    _, (silo, _) = play_until(empty, 2)
+    kept = request_weights(silo, 2, "int8").content
     empty.stop()
     full = serve(place, storage_reserve_mib=2 * shutil.disk_usage(tmp_path).free // 2**20)
-    assert asked_by(full, silo, "int8").content == kept
-    dense = asked_by(full, silo, "bf16")
+    assert request_by(full, silo, "int8").content == kept
+    dense = request_by(full, silo, "bf16")
     assert dense.status_code == 200
     assert "tessera-weights" not in dense.headers
     assert dense.content == full.signing(silo.key).get(url(silo, 2, "/weights")).content

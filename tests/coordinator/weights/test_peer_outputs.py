@@ -1,4 +1,4 @@
-"""Distillation at the coordinator: whose outputs a client is served, with which weights, and when none."""
+"""Distillation at the coordinator: the peers whose outputs are served, their weights, and refusals."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ROWS = 4
 NEAR, FAR = (np.array(vector, np.float32) for vector in ([1, 0, 0, 0], [0, 1, 0, 0]))
 
 
-def planned(**changes: Any) -> dict[str, Any]:
+def distillation_plan(**changes: Any) -> dict[str, Any]:
     """Plan for three clients that listen to all peers that resemble them at all."""
     options = {"distil": {"texts": 2}, "min_relevance": 0.5, "temperature": 1.0}
     signature = {"model": "m0-aaaaaaaaaaaa"}  # sketches of one model are comparable
@@ -43,21 +43,21 @@ def planned(**changes: Any) -> dict[str, Any]:
     )
 
 
-def begin(coordinator: Served, **changes: Any) -> list[Silo]:
-    federation_id = coordinator.federation(**planned(**changes))
+def start_federation(coordinator: Served, **changes: Any) -> list[Silo]:
+    federation_id = coordinator.federation(**distillation_plan(**changes))
     silos = [coordinator.enrol(federation_id, f"silo-{i}", base_model=f"m{i}-aaaaaaaaaaaa") for i in range(3)]
     assert coordinator.admin.put(f"/v1/federations/{federation_id}/anchors", json=ANCHORS).status_code == 201
     assert coordinator.admin.post(f"/v1/federations/{federation_id}/start").status_code == 200
     return sorted(silos, key=lambda silo: silo.client_id)
 
 
-def sure_of(byte: int) -> dict[str, Array]:
+def one_hot_outputs(byte: int) -> dict[str, Array]:
     dense = np.zeros((ROWS, VALUES), np.float32)
     dense[:, byte] = 1.0
     return Outputs.of(dense).tensors
 
 
-def play(
+def play_round(
     coordinator: Served,
     silos: list[Silo],
     sketches: list[NDArray[np.float32]],
@@ -73,7 +73,7 @@ def play(
         join(silo, 2)
 
 
-def ask(silo: Silo, number: int = 2) -> httpx.Response:
+def request_outputs(silo: Silo, number: int = 2) -> httpx.Response:
     return silo.http.get(url(silo, number, "/weights"), headers={"Accept": f"{MEDIA_TYPE};outputs=peers"})
 
 
@@ -87,24 +87,24 @@ def mixture(answer: httpx.Response) -> NDArray[np.float32]:
     return outputs.dense()
 
 
-def test_a_client_is_served_its_peers_of_other_base_models_by_relevance_without_itself(
+def test_mixtures_contain_relevant_peers_without_the_client(
     coordinator: Served,
 ) -> None:
-    silos = begin(coordinator)
-    play(coordinator, silos, [NEAR, NEAR, FAR], [sure_of(byte) for byte in (1, 2, 3)])
-    first, second = mixture(ask(silos[0])), mixture(ask(silos[1]))
+    silos = start_federation(coordinator)
+    play_round(coordinator, silos, [NEAR, NEAR, FAR], [one_hot_outputs(byte) for byte in (1, 2, 3)])
+    first, second = mixture(request_outputs(silos[0])), mixture(request_outputs(silos[1]))
     assert np.all(first[:, 2] == 1)
     assert np.all(second[:, 1] == 1)
-    refused = ask(silos[2])  # it resembles nobody
+    refused = request_outputs(silos[2])  # it resembles nobody
     assert (refused.status_code, slug(refused)) == (404, "not-found")
     # Their weights stay their own: the base models differ.
     for place, silo in enumerate(silos):
         assert np.all(last_update(silo)["b0.q.P"] == place + 1)
 
 
-def test_a_mixture_is_signed_for_the_client_its_round_and_its_weights(coordinator: Served) -> None:
-    silos = begin(coordinator)
-    play(coordinator, silos, [NEAR, NEAR, FAR], [sure_of(byte) for byte in (1, 2, 3)])
+def test_a_mixture_is_signed_with_round_and_weights(coordinator: Served) -> None:
+    silos = start_federation(coordinator)
+    play_round(coordinator, silos, [NEAR, NEAR, FAR], [one_hot_outputs(byte) for byte in (1, 2, 3)])
     with silos[0].http.stream(
         "GET", url(silos[0], 2, "/weights"), headers={"Accept": f"{MEDIA_TYPE};outputs=peers"}
     ) as answer:
@@ -117,9 +117,9 @@ def test_a_mixture_is_signed_for_the_client_its_round_and_its_weights(coordinato
     assert tuple(statement[name] for name in ("client", "round", "digest", "weights")) == expected
 
 
-def test_compressed_updates_and_updates_without_outputs_take_part(coordinator: Served) -> None:
-    silos = begin(coordinator)
-    outputs: list[dict[str, Array]] = [sure_of(1), sure_of(2), {}]
+def test_mixtures_accept_compressed_updates_and_missing_outputs(coordinator: Served) -> None:
+    silos = start_federation(coordinator)
+    outputs: list[dict[str, Array]] = [one_hot_outputs(1), one_hot_outputs(2), {}]
     for silo, sent in zip(silos, outputs, strict=True):
         tensors: dict[str, Any] = {**values(1.0), **sent}
         body = update_body(silo, 1, join(silo, 1), tensors, signature=NEAR, compress=True)
@@ -127,53 +127,55 @@ def test_compressed_updates_and_updates_without_outputs_take_part(coordinator: S
     wait_for(coordinator, silos[0].federation_id, 1, "published")
     for silo in silos:
         join(silo, 2)
-    assert np.all(mixture(ask(silos[0]))[:, 2] == 1)
-    assert ask(silos[2]).status_code == 404
+    assert np.all(mixture(request_outputs(silos[0]))[:, 2] == 1)
+    assert request_outputs(silos[2]).status_code == 404
 
 
 def test_a_first_round_has_no_mixture(coordinator: Served) -> None:
-    silos = begin(coordinator)
+    silos = start_federation(coordinator)
     join(silos[0], 1)
-    assert ask(silos[0], 1).status_code == 404
+    assert request_outputs(silos[0], 1).status_code == 404
 
 
 @pytest.mark.parametrize(("least", "status"), [(2, 200), (3, 404)])
-def test_a_mixture_of_too_few_voices_is_not_served(coordinator: Served, least: int, status: int) -> None:
-    silos = begin(coordinator, privacy={"min_voices": least})
-    play(coordinator, silos, [NEAR] * 3, [sure_of(byte) for byte in (1, 2, 3)])
-    answer = ask(silos[0])
+def test_mixtures_with_too_few_voices_are_not_served(coordinator: Served, least: int, status: int) -> None:
+    silos = start_federation(coordinator, privacy={"min_voices": least})
+    play_round(coordinator, silos, [NEAR] * 3, [one_hot_outputs(byte) for byte in (1, 2, 3)])
+    answer = request_outputs(silos[0])
     assert answer.status_code == status
     if status == 200:
         np.testing.assert_allclose(mixture(answer)[:, [1, 2, 3]], [[0, 0.5, 0.5]] * ROWS, atol=1e-3)
 
 
-def test_a_place_of_too_few_voices_is_not_served(coordinator: Served) -> None:
-    silos = begin(coordinator, privacy={"min_voices": 2})
+def test_positions_with_too_few_voices_are_zeros(coordinator: Served) -> None:
+    silos = start_federation(coordinator, privacy={"min_voices": 2})
     alone = np.zeros((ROWS, VALUES), np.float32)
     alone[0, 3] = 1.0  # its tokenizer ends a token at the other places, where the third's does not
-    play(coordinator, silos, [NEAR] * 3, [sure_of(1), sure_of(2), Outputs.of(alone).tensors])
-    first = mixture(ask(silos[0]))
+    play_round(
+        coordinator, silos, [NEAR] * 3, [one_hot_outputs(1), one_hot_outputs(2), Outputs.of(alone).tensors]
+    )
+    first = mixture(request_outputs(silos[0]))
     assert np.all(first[0, [2, 3]] == 0.5)
     assert not first[1:].any()
 
 
-def test_a_client_that_was_away_too_long_to_be_a_peer_is_served(coordinator: Served) -> None:
+def test_long_absent_clients_are_served_a_mixture(coordinator: Served) -> None:
     rounds = {"min_clients": 2, "max_staleness": 0, "collect_seconds": 2}
-    silos = begin(coordinator, rounds=rounds)
+    silos = start_federation(coordinator, rounds=rounds)
     for number, present in ((1, silos), (2, silos[:2])):
         for silo in present:
             join(silo, number)
         for place, silo in enumerate(present):
-            deliver(silo, number, {**values(float(place + 1)), **sure_of(place + 1)}, signature=NEAR)
+            deliver(silo, number, {**values(float(place + 1)), **one_hot_outputs(place + 1)}, signature=NEAR)
         wait_for(coordinator, silos[0].federation_id, number, "published")
     for silo in silos:
         join(silo, 3)
-    assert [ask(silo, 3).status_code for silo in silos] == [200, 200, 200]
+    assert [request_outputs(silo, 3).status_code for silo in silos] == [200, 200, 200]
 
 
 def test_texts_with_too_long_answers_are_refused(coordinator: Served) -> None:
     strategy = {"name": "fedmosaic", "options": {"distil": {"texts": 7}}}
-    federation_id = coordinator.federation(**planned(strategy=strategy))
+    federation_id = coordinator.federation(**distillation_plan(strategy=strategy))
     long = {"anchors": [{"id": str(i), "prompt": "p", "answer": "a" * 20_000} for i in range(7)]}
     answer = coordinator.admin.put(f"/v1/federations/{federation_id}/anchors", json=long)
     assert (answer.status_code, slug(answer)) == (422, "validation")
@@ -181,34 +183,34 @@ def test_texts_with_too_long_answers_are_refused(coordinator: Served) -> None:
 
 
 def test_outputs_of_other_texts_are_left_out(coordinator: Served) -> None:
-    silos = begin(coordinator)
-    longer = {name: np.concatenate([tensor, tensor]) for name, tensor in sure_of(3).items()}
-    play(coordinator, silos, [NEAR] * 3, [sure_of(1), sure_of(2), longer])
-    assert np.all(mixture(ask(silos[0]))[:, 2] == 1)
-    assert ask(silos[2]).status_code == 404
+    silos = start_federation(coordinator)
+    longer = {name: np.concatenate([tensor, tensor]) for name, tensor in one_hot_outputs(3).items()}
+    play_round(coordinator, silos, [NEAR] * 3, [one_hot_outputs(1), one_hot_outputs(2), longer])
+    assert np.all(mixture(request_outputs(silos[0]))[:, 2] == 1)
+    assert request_outputs(silos[2]).status_code == 404
 
 
-def test_outputs_that_are_no_distribution_are_refused_and_may_be_sent_again(coordinator: Served) -> None:
-    silo = begin(coordinator)[0]
+def test_outputs_must_be_distributions(coordinator: Served) -> None:
+    silo = start_federation(coordinator)[0]
     base = join(silo, 1)
-    wrong: dict[str, Any] = {**values(1.0), **sure_of(1), SHARES: np.ones((ROWS, 8), np.float16)}
+    wrong: dict[str, Any] = {**values(1.0), **one_hot_outputs(1), SHARES: np.ones((ROWS, 8), np.float16)}
     refused = put(silo, 1, update_body(silo, 1, base, wrong))
     assert (refused.status_code, slug(refused)) == (422, "tensor-schema")
-    right: dict[str, Any] = {**values(1.0), **sure_of(1)}
+    right: dict[str, Any] = {**values(1.0), **one_hot_outputs(1)}
     assert put(silo, 1, update_body(silo, 1, base, right)).status_code == 201
 
 
-def test_without_the_option_outputs_are_unknown_tensors(coordinator: Served) -> None:
+def test_outputs_are_unknown_tensors_without_the_option(coordinator: Served) -> None:
     federation_id = coordinator.federation(**plan(strategy={"name": "fedmosaic", "options": {}}))
     silo = coordinator.enrol(federation_id, "silo")
     coordinator.admin.post(f"/v1/federations/{federation_id}/start")
-    tensors: dict[str, Any] = {**values(1.0), **sure_of(1)}
+    tensors: dict[str, Any] = {**values(1.0), **one_hot_outputs(1)}
     refused = put(silo, 1, update_body(silo, 1, join(silo, 1), tensors))
     assert (refused.status_code, slug(refused)) == (422, "tensor-schema")
 
 
-def test_a_federation_starts_with_as_many_texts_as_outputs_are_of(coordinator: Served) -> None:
-    federation_id = coordinator.federation(**planned())
+def test_a_federation_with_distillation_needs_its_texts(coordinator: Served) -> None:
+    federation_id = coordinator.federation(**distillation_plan())
     path = f"/v1/federations/{federation_id}"
     refused = coordinator.admin.post(f"{path}/start")
     assert (refused.status_code, slug(refused)) == (409, "anchors-missing")
@@ -217,10 +219,10 @@ def test_a_federation_starts_with_as_many_texts_as_outputs_are_of(coordinator: S
     assert show(coordinator, federation_id, 1)["state"] == "open"
 
 
-def test_a_claim_names_what_outputs_reveal(coordinator: Served) -> None:
+def test_claims_state_what_outputs_reveal(coordinator: Served) -> None:
     views = [
         coordinator.admin.get(f"/v1/federations/{coordinator.federation(**wanted)}").json()
-        for wanted in (planned(), plan(strategy={"name": "fedmosaic", "options": {}}))
+        for wanted in (distillation_plan(), plan(strategy={"name": "fedmosaic", "options": {}}))
     ]
     with_outputs, without = ([c for c in view["claims"] if "public texts" in c] for view in views)
     of_members, of_operator = with_outputs
@@ -230,15 +232,15 @@ def test_a_claim_names_what_outputs_reveal(coordinator: Served) -> None:
     assert views[1]["plan"]["strategy"]["options"]["distil"] is None
 
 
-def test_a_plan_that_sums_refuses_distillation_and_says_why(coordinator: Served) -> None:
-    wanted = {"name": "f"} | planned(privacy={"secure_sum": {"minimum": 3}})
+def test_secure_sum_plans_refuse_distillation(coordinator: Served) -> None:
+    wanted = {"name": "f"} | distillation_plan(privacy={"secure_sum": {"minimum": 3}})
     wanted["adapter"] = {"kind": "lora"}
     refused = coordinator.admin.post("/v1/federations", json=wanted)
     assert refused.status_code == 422
     assert "outputs of each client's model" in refused.text
 
 
-def test_a_federation_without_the_option_takes_no_texts(coordinator: Served) -> None:
+def test_texts_are_refused_without_the_option(coordinator: Served) -> None:
     federation_id = coordinator.federation(**plan(strategy={"name": "fedmosaic", "options": {}}))
     refused = coordinator.admin.put(f"/v1/federations/{federation_id}/anchors", json=ANCHORS)
     assert (refused.status_code, slug(refused)) == (409, "federation-state")

@@ -1,4 +1,4 @@
-"""Weights published as differences: who gets one, what it rebuilds, and who is sent all values."""
+"""Weights published as differences: who receives them, what they rebuild, and when all values are sent."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ LAYOUT = {"b0.q.P": (RANK, RANK), "b0.q.Q": (RANK,)}
 SEED = 0
 
 
-def planned(recipe: str = "int8", **changes: Any) -> dict[str, Any]:
+def difference_plan(recipe: str = "int8", **changes: Any) -> dict[str, Any]:
     adapter = {"rank": RANK, "blocks": 1, "roles": ["q"]}
     return plan(**({"adapter": adapter, "wire": {"weights_recipe": recipe}} | changes))
 
 
-def drawn(seed: int) -> Arrays:
+def random_adapter(seed: int) -> Arrays:
     random = np.random.default_rng(seed)
     return {name: random.normal(size=shape).astype(np.float32) for name, shape in LAYOUT.items()}
 
@@ -56,7 +56,7 @@ def plain(frame: bytes) -> bytes:
     return sink.getvalue()
 
 
-def rebuilt(silo: Silo, frame: bytes, earlier: Arrays, recipe: str = "int8") -> bytes:
+def rebuild_body(silo: Silo, frame: bytes, earlier: Arrays, recipe: str = "int8") -> bytes:
     """Make the dense body that a difference stands for."""
     layout, by = in_order(dict(LAYOUT)), SERVED_DIFFERENCES[recipe]  # type: ignore[index]
     with unpack(plain(frame), encoding=None, expected={}, max_bytes=2**24, coded=stream_slots()) as body:
@@ -69,14 +69,14 @@ def rebuilt(silo: Silo, frame: bytes, earlier: Arrays, recipe: str = "int8") -> 
     return pack(dict(values), manifest.model_copy(update={"client": silo.client_id, "recipe": {}}))
 
 
-def play(served: Served, silos: list[Silo], number: int) -> None:
+def play_round(served: Served, silos: list[Silo], number: int) -> None:
     for seed, silo in enumerate(silos):
-        deliver(silo, number, drawn(10 * number + seed))
+        deliver(silo, number, random_adapter(10 * number + seed))
     wait_for(served, silos[0].federation_id, number, "published")
 
 
 @dataclass(frozen=True)
-class Second:
+class SecondRound:
     """Two clients in round 2, and the digests of their weights in both rounds."""
 
     silos: list[Silo]
@@ -85,41 +85,41 @@ class Second:
 
 
 @pytest.fixture(scope="module", params=["int8", "int4"])
-def second(coordinator: Served, request: pytest.FixtureRequest) -> tuple[str, Second]:
-    _, silos = running(coordinator, **planned(request.param))
+def second(coordinator: Served, request: pytest.FixtureRequest) -> tuple[str, SecondRound]:
+    _, silos = running(coordinator, **difference_plan(request.param))
     first = [join(silo, 1) for silo in silos]
-    play(coordinator, silos, 1)
-    return request.param, Second(silos, first, [join(silo, 2) for silo in silos])
+    play_round(coordinator, silos, 1)
+    return request.param, SecondRound(silos, first, [join(silo, 2) for silo in silos])
 
 
-def test_a_difference_rebuilds_the_weights_of_the_manifest_to_the_bit(second: tuple[str, Second]) -> None:
+def test_a_difference_rebuilds_the_manifests_weights_exactly(second: tuple[str, SecondRound]) -> None:
     recipe, scene = second
     zeros = {name: np.zeros(shape, np.float32) for name, shape in LAYOUT.items()}
     for silo, before, named in zip(scene.silos, scene.first, scene.second, strict=True):
         answer, frame = ask(silo, 2, before)
         assert (answer.status_code, answer.headers["content-encoding"]) == (200, "zstd")
         assert answer.headers["vary"] == "Accept"
-        assert digest_of(rebuilt(silo, frame, zeros, recipe)) == named
+        assert digest_of(rebuild_body(silo, frame, zeros, recipe)) == named
         dense = (RANK * RANK + RANK) * 4
         assert len(frame) < (0.35 if recipe == "int8" else 0.25) * dense
 
 
-def test_the_values_are_within_a_step_of_the_mean_of_the_updates(second: tuple[str, Second]) -> None:
+def test_differences_are_within_a_step_of_the_mean(second: tuple[str, SecondRound]) -> None:
     recipe, scene = second
     served = weights(scene.silos[0], 2, LAYOUT)
     for name in LAYOUT:
-        mean = (drawn(10)[name] + drawn(11)[name]) / 2
+        mean = (random_adapter(10)[name] + random_adapter(11)[name]) / 2
         step = np.abs(mean).max() / {"int8": 127, "int4": 7}[recipe]
         assert 0 < np.abs(served[name] - mean).max() < 1.01 * step
 
 
-def test_clients_of_equal_weights_share_one_difference(second: tuple[str, Second]) -> None:
+def test_clients_of_equal_weights_share_one_difference(second: tuple[str, SecondRound]) -> None:
     _, scene = second
     frames = [ask(silo, 2, before)[1] for silo, before in zip(scene.silos, scene.first, strict=True)]
     assert frames[0] == frames[1]
 
 
-def test_ranges_and_tags_are_those_of_the_difference(second: tuple[str, Second]) -> None:
+def test_ranges_and_etags_refer_to_the_difference(second: tuple[str, SecondRound]) -> None:
     _, scene = second
     silo, before = scene.silos[0], scene.first[0]
     whole, frame = ask(silo, 2, before)
@@ -131,14 +131,14 @@ def test_ranges_and_tags_are_those_of_the_difference(second: tuple[str, Second])
 
 
 @pytest.mark.parametrize("against", [None, "sha256:" + "0" * 64, "", "sha256:x"])
-def test_a_client_with_other_weights_or_none_is_sent_all_values(
-    second: tuple[str, Second], against: str | None
+def test_clients_without_the_reference_get_dense_weights(
+    second: tuple[str, SecondRound], against: str | None
 ) -> None:
     _, scene = second
     assert ask(scene.silos[0], 2, against)[0].headers["etag"] == f'"{scene.second[0]}"'
 
 
-def test_zeros_cost_a_few_bytes(second: tuple[str, Second]) -> None:
+def test_zeros_take_a_few_bytes(second: tuple[str, SecondRound]) -> None:
     _, scene = second
     answer, frame = ask(scene.silos[0], 1, None)
     assert digest_of(plain(frame)) == scene.first[0]
@@ -147,12 +147,12 @@ def test_zeros_cost_a_few_bytes(second: tuple[str, Second]) -> None:
     assert ask(scene.silos[0], 1, None)[1] == frame
 
 
-def test_a_client_that_was_away_and_a_newcomer_are_sent_all_values_once(coordinator: Served) -> None:
-    federation_id, silos = running(coordinator, **planned(rounds={"total": 5, "min_clients": 2}))
+def test_absent_clients_and_newcomers_get_dense_weights_once(coordinator: Served) -> None:
+    federation_id, silos = running(coordinator, **difference_plan(rounds={"total": 5, "min_clients": 2}))
     held = [join(silo, 1) for silo in silos]
-    play(coordinator, silos, 1)
+    play_round(coordinator, silos, 1)
     newcomer = coordinator.enrol(federation_id, "late")
-    play(coordinator, [silos[0], newcomer], 2)
+    play_round(coordinator, [silos[0], newcomer], 2)
     third = [join(silo, 3) for silo in (*silos, newcomer)]
     assert len({tuple(map(float, weights(s, 3, LAYOUT)["b0.q.Q"])) for s in (*silos, newcomer)}) == 1
     answer, _ = ask(silos[1], 3, held[1])  # it has the weights of round 1
@@ -161,32 +161,32 @@ def test_a_client_that_was_away_and_a_newcomer_are_sent_all_values_once(coordina
     assert ask(silos[0], 3, two)[0].headers["etag"] != f'"{third[0]}"'
     late = digest_of(newcomer.http.get(url(newcomer, 2, "/weights")).content)
     assert ask(newcomer, 3, late)[0].headers["etag"] == f'"{third[2]}"'  # its first weights were its own
-    play(coordinator, [*silos, newcomer], 3)
+    play_round(coordinator, [*silos, newcomer], 3)
     join(newcomer, 4)
     assert ask(newcomer, 4, third[2])[0].headers["content-encoding"] == "zstd"
 
 
-def test_the_bytes_that_travel_are_counted_and_the_final_weights_are_a_difference_too(
+def test_final_weights_are_published_as_differences(
     coordinator: Served,
 ) -> None:
-    federation_id, silos = running(coordinator, **planned(rounds={"total": 2, "min_clients": 2}))
-    play(coordinator, silos, 1)
+    federation_id, silos = running(coordinator, **difference_plan(rounds={"total": 2, "min_clients": 2}))
+    play_round(coordinator, silos, 1)
     named = [join(silo, 2) for silo in silos]
     first = digest_of(silos[0].http.get(url(silos[0], 1, "/weights")).content)
     before = show(coordinator, federation_id, 2)["bytes"]["down"]
     _, frame = ask(silos[0], 2, first)
     assert show(coordinator, federation_id, 2)["bytes"]["down"] - before == len(frame)
     held = weights(silos[0], 2, LAYOUT)
-    play(coordinator, silos, 2)
+    play_round(coordinator, silos, 2)
     answer, frame = ask(silos[0], 3, named[0])
-    assert digest_of(rebuilt(silos[0], frame, held)) == digest_of(
+    assert digest_of(rebuild_body(silos[0], frame, held)) == digest_of(
         silos[0].http.get(url(silos[0], 3, "/weights")).content
     )
     assert answer.headers["content-encoding"] == "zstd"
 
 
-def test_weights_too_far_from_the_last_ones_are_published_as_they_are(coordinator: Served) -> None:
-    federation_id, silos = running(coordinator, **planned(limits={"max_norm": 1e30}))
+def test_weights_too_large_for_differences_are_dense(coordinator: Served) -> None:
+    federation_id, silos = running(coordinator, **difference_plan(limits={"max_norm": 1e30}))
     before = [join(silo, 1) for silo in silos]
     for silo in silos:
         deliver(silo, 1, {name: np.full(shape, 1e20, np.float32) for name, shape in LAYOUT.items()})
@@ -197,9 +197,9 @@ def test_weights_too_far_from_the_last_ones_are_published_as_they_are(coordinato
 
 
 def test_a_dense_plan_publishes_no_differences(coordinator: Served) -> None:
-    federation_id, silos = running(coordinator, **planned("dense"))
+    federation_id, silos = running(coordinator, **difference_plan("dense"))
     first = [join(silo, 1) for silo in silos]
-    play(coordinator, silos, 1)
+    play_round(coordinator, silos, 1)
     named = join(silos[0], 2)
     assert ask(silos[0], 2, first[0])[0].headers["etag"] == f'"{named}"'
     with coordinator.database.read() as session:
@@ -209,7 +209,7 @@ def test_a_dense_plan_publishes_no_differences(coordinator: Served) -> None:
         assert session.scalars(rows).all() == []
 
 
-def test_an_agent_that_knows_no_differences_gets_the_same_weights(second: tuple[str, Second]) -> None:
+def test_agents_without_differences_get_the_same_weights(second: tuple[str, SecondRound]) -> None:
     _, scene = second
     silo = scene.silos[0]
     answer = silo.http.get(url(silo, 2, "/weights"))

@@ -1,4 +1,4 @@
-"""Who is revoked gets no more of what is on its way to it."""
+"""Revoked clients receive no more bytes of a download."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FAR_MORE_THAN_CONNECTIONS_HOLD = {"rank": 1024, "blocks": 4, "roles": ["q", "k",
 
 
 @pytest.fixture(autouse=True)
-def asked_at_every_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+def check_each_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(downloads, "_RECHECK_SECONDS", 0.0)
 
 

@@ -1,4 +1,4 @@
-"""Clients that are served equal values share them in the database; nobody can tell from what it is served."""
+"""Equal served values share their stored bytes; bodies stay separate for each client."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def second_round(coordinator: Served) -> list[Silo]:
     return silos
 
 
-def test_equal_values_are_kept_once(coordinator: Served, second_round: list[Silo]) -> None:
+def test_equal_values_are_stored_once(coordinator: Served, second_round: list[Silo]) -> None:
     federation_id = second_round[0].federation_id
     for number in (1, 2):
         with coordinator.database.read() as session:
@@ -53,7 +53,7 @@ def test_equal_values_are_kept_once(coordinator: Served, second_round: list[Silo
         assert STATE_BYTES <= size < STATE_BYTES + 2000
 
 
-def test_each_client_has_a_body_of_its_own(second_round: list[Silo]) -> None:
+def test_clients_have_separate_bodies(second_round: list[Silo]) -> None:
     for number in (1, 2):
         bodies = [download(silo, number)[1] for silo in second_round]
         assert len({body[-STATE_BYTES:] for body in bodies}) == 1
@@ -64,7 +64,7 @@ def test_each_client_has_a_body_of_its_own(second_round: list[Silo]) -> None:
 @pytest.mark.parametrize(
     "field", ["bytes=0-9", "bytes=5-4000", "bytes=300000-1400000", "bytes=-7", "bytes=9-"]
 )
-def test_a_range_may_begin_and_end_in_the_head_or_in_the_values(second_round: list[Silo], field: str) -> None:
+def test_ranges_may_cover_head_and_values(second_round: list[Silo], field: str) -> None:
     first, last = field.removeprefix("bytes=").split("-")
     for silo in second_round:
         _, whole = download(silo, 2)
@@ -73,7 +73,7 @@ def test_a_range_may_begin_and_end_in_the_head_or_in_the_values(second_round: li
         assert download(silo, 2, field) == (206, whole[begin:end])
 
 
-def test_clients_that_listen_to_different_peers_share_nothing(coordinator: Served) -> None:
+def test_different_mixtures_share_no_stored_bytes(coordinator: Served) -> None:
     federation_id, silos = running(coordinator, 2, **plan(strategy={"name": "fedmosaic"}))
     one_round(coordinator, federation_id, silos, 1, [1.0, 2.0])
     with coordinator.database.read() as session:

@@ -9,7 +9,7 @@ from tests.served import Served, Silo, slug
 from tests.taking_part import join, one_round, plan, running, show, try_join, url, weights
 
 
-def test_weights_are_served_after_join_only(coordinator: Served) -> None:
+def test_weights_need_a_join(coordinator: Served) -> None:
     _, (first, second) = running(coordinator)
     refused = first.http.get(url(first, 1, "/weights"))
     assert (refused.status_code, slug(refused)) == (409, "not-joined")
@@ -19,7 +19,7 @@ def test_weights_are_served_after_join_only(coordinator: Served) -> None:
     assert slug(coordinator.admin.get(url(first, 1, "/weights"))) == "forbidden"
 
 
-def test_stored_bytes_are_named_in_every_way(coordinator: Served) -> None:
+def test_digest_headers_match_the_served_bytes(coordinator: Served) -> None:
     _, (silo, _) = running(coordinator)
     digest = join(silo, 1)
     answer = silo.http.get(url(silo, 1, "/weights"))
@@ -32,7 +32,7 @@ def test_stored_bytes_are_named_in_every_way(coordinator: Served) -> None:
     assert "content-encoding" not in answer.headers
 
 
-def test_what_a_client_has_is_not_sent_again(coordinator: Served) -> None:
+def test_if_none_match_is_answered_304(coordinator: Served) -> None:
     federation_id, (silo, _) = running(coordinator)
     tag = f'"{join(silo, 1)}"'
     for field in (tag, f'W/{tag}, "x"', "*"):
@@ -76,7 +76,7 @@ def test_a_range_is_served(reader: tuple[Silo, bytes], field: str, begin: int, e
 
 
 @pytest.mark.parametrize("field", ["bytes=5-4", "bytes=0-1,3-4", "bytes=-", "lines=1-2", "bytes=x-"])
-def test_what_is_not_one_range_is_ignored(reader: tuple[Silo, bytes], field: str) -> None:
+def test_malformed_and_multiple_ranges_are_ignored(reader: tuple[Silo, bytes], field: str) -> None:
     silo, whole = reader
     answer = silo.http.get(url(silo, 1, "/weights"), headers={"Range": field})
     assert (answer.status_code, len(answer.content)) == (200, len(whole))
@@ -90,7 +90,7 @@ def test_a_range_beyond_the_end_is_refused(reader: tuple[Silo, bytes]) -> None:
     assert answer.headers["content-range"] == f"bytes */{len(whole)}"
 
 
-def test_a_range_of_other_bytes_than_the_client_has_is_the_whole(reader: tuple[Silo, bytes]) -> None:
+def test_if_range_mismatches_return_the_whole_body(reader: tuple[Silo, bytes]) -> None:
     silo, whole = reader
     headers = {"Range": "bytes=10-", "If-Range": '"other"'}
     answer = silo.http.get(url(silo, 1, "/weights"), headers=headers)
