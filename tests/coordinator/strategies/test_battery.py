@@ -1,4 +1,4 @@
-"""What every strategy keeps to, whichever it is: one battery for all files of the folder."""
+"""Laws that hold for all strategies."""
 
 from __future__ import annotations
 
@@ -89,11 +89,13 @@ def weigh(name: str, options: dict[str, Any], cohort: Cohort) -> Weighing:
 @every_strategy
 @given(cohort=cohorts(), seed=st.integers(0, 2**32 - 1))
 @settings(max_examples=25, deadline=None)
-def test_weights_obey_every_law(name: str, options: dict[str, Any], cohort: Cohort, seed: int) -> None:
+def test_weights_obey_the_laws_of_mixtures(
+    name: str, options: dict[str, Any], cohort: Cohort, seed: int
+) -> None:
     weighing = weigh(name, options, cohort)
-    rows_sum_to_one_and_nothing_is_nan(cohort, weighing)
-    nobody_listens_to_whom_it_shares_nothing_with(cohort, weighing)
-    each_module_is_renormalised_over_those_who_share_it(cohort, weighing)
+    assert_rows_are_finite_and_sum_to_one(cohort, weighing)
+    assert_relevance_needs_common_modules(cohort, weighing)
+    assert_modules_are_renormalised_over_their_clients(cohort, weighing)
     shuffled = list(cohort.clients)
     np.random.default_rng(seed).shuffle(shuffled)  # type: ignore[arg-type]
     again = weigh(name, options, Cohort(shuffled, cohort.decay))
@@ -107,7 +109,7 @@ def test_weights_obey_every_law(name: str, options: dict[str, Any], cohort: Coho
         np.testing.assert_allclose(weighing.relevance, reversed_rows, atol=1e-9, err_msg="names matter")
 
 
-def rows_sum_to_one_and_nothing_is_nan(cohort: Cohort, weighing: Weighing) -> None:
+def assert_rows_are_finite_and_sum_to_one(cohort: Cohort, weighing: Weighing) -> None:
     sums = weighing.relevance.sum(axis=1)
     for facts, total in zip(cohort.clients, sums, strict=True):
         # Only a newcomer, who has nothing of its own to keep, may be left with nothing.
@@ -118,7 +120,7 @@ def rows_sum_to_one_and_nothing_is_nan(cohort: Cohort, weighing: Weighing) -> No
     assert not np.isinf(weighing.similarity).any()
 
 
-def nobody_listens_to_whom_it_shares_nothing_with(cohort: Cohort, weighing: Weighing) -> None:
+def assert_relevance_needs_common_modules(cohort: Cohort, weighing: Weighing) -> None:
     shared = cohort.shares_any()
     np.fill_diagonal(shared, True)  # whoever is alone keeps its own
     assert not weighing.relevance[~shared].any()
@@ -130,7 +132,7 @@ def nobody_listens_to_whom_it_shares_nothing_with(cohort: Cohort, weighing: Weig
                 assert facts.base_model == other.base_model or same_set
 
 
-def each_module_is_renormalised_over_those_who_share_it(cohort: Cohort, weighing: Weighing) -> None:
+def assert_modules_are_renormalised_over_their_clients(cohort: Cohort, weighing: Weighing) -> None:
     for module in ("b0.q", "b0.v", "b1.q", "l0.q"):
         weights = weighing.of_module(module)
         shares = cohort.shares(module)
@@ -176,7 +178,7 @@ def test_an_absent_client_fades_round_by_round(name: str, options: dict[str, Any
 
 
 @every_strategy
-def test_a_client_alone_keeps_its_own(name: str, options: dict[str, Any]) -> None:
+def test_a_single_client_keeps_its_update(name: str, options: dict[str, Any]) -> None:
     weighing = weigh(name, options, Cohort([client(0)], 0.5))
     assert weighing.relevance.tolist() == [[1.0]]
     assert weighing.of_module("b0.q").tolist() == [[1.0]]
@@ -184,7 +186,7 @@ def test_a_client_alone_keeps_its_own(name: str, options: dict[str, Any]) -> Non
 
 
 @every_strategy
-def test_a_client_that_shares_nothing_keeps_its_own(name: str, options: dict[str, Any]) -> None:
+def test_clients_without_common_modules_keep_their_update(name: str, options: dict[str, Any]) -> None:
     crowd = [client(i) for i in range(3)]
     hermit = client(9, base_model="other")
     weighing = weigh(name, options, Cohort([*crowd, hermit], 0.5))
@@ -193,27 +195,27 @@ def test_a_client_that_shares_nothing_keeps_its_own(name: str, options: dict[str
 
 
 @every_strategy
-def test_a_stale_client_without_sources_keeps_its_own(name: str, options: dict[str, Any]) -> None:
+def test_a_stale_client_without_sources_keeps_its_update(name: str, options: dict[str, Any]) -> None:
     weighing = weigh(name, options, Cohort([client(0, age=9, is_source=False)], 0.5))
     assert weighing.relevance.tolist() == [[1.0]]
 
 
 @every_strategy
-def test_a_newcomer_among_nobody_gets_nothing(name: str, options: dict[str, Any]) -> None:
+def test_a_newcomer_without_peers_gets_zeros(name: str, options: dict[str, Any]) -> None:
     weighing = weigh(name, options, Cohort([client(0, age=None, examples=0, is_source=False)], 0.5))
     assert weighing.relevance.tolist() == [[0.0]]
     assert weighing.of_module("b0.q").tolist() == [[0.0]]
 
 
 @every_strategy
-def test_a_newcomer_without_a_sketch_is_given_something(name: str, options: dict[str, Any]) -> None:
+def test_newcomers_without_a_sketch_get_a_mixture(name: str, options: dict[str, Any]) -> None:
     newcomer = client(5, age=None, examples=0, is_source=False, sketch=None)
     weighing = weigh(name, options, Cohort([client(0), client(1), newcomer], 0.5))
     np.testing.assert_allclose(weighing.relevance[2], [0.5, 0.5, 0.0])
 
 
 @every_strategy
-def test_a_module_that_only_some_have_is_shared_by_those(name: str, options: dict[str, Any]) -> None:
+def test_modules_are_mixed_among_clients_that_have_them(name: str, options: dict[str, Any]) -> None:
     east, west = (Sketch(np.array([way, way, 0.0], np.float32)) for way in (1.0, -1.0))
     both = {"b0.q": FORM, "b0.v": FORM}
     opposite = [client(i, sketch=west) for i in (7, 8)]
@@ -231,9 +233,7 @@ def test_a_module_that_only_some_have_is_shared_by_those(name: str, options: dic
 
 
 @every_strategy
-def test_lora_is_shared_by_clients_of_the_identical_base_model_alone(
-    name: str, options: dict[str, Any]
-) -> None:
+def test_lora_is_mixed_only_inside_a_base_model(name: str, options: dict[str, Any]) -> None:
     sketches = {"s": np.array([1.0, 1.0, 0.0], np.float32), "l": np.array([1.0, 1.0, 0.05], np.float32)}
     facts = {
         "alignment_set": "x",
@@ -259,19 +259,19 @@ def test_lora_is_shared_by_clients_of_the_identical_base_model_alone(
 
 
 @pytest.mark.parametrize("name", strategy_names())
-def test_options_have_defaults_and_forbid_strangers(name: str) -> None:
+def test_options_have_defaults_and_forbid_unknown_fields(name: str) -> None:
     options = load(name).options
     assert options.model_config.get("extra") == "forbid"
     assert options() == options.model_validate(options().model_dump(mode="json"))
 
 
-def test_an_unknown_strategy_is_told_which_there_are() -> None:
+def test_an_unknown_strategy_error_lists_the_strategies() -> None:
     with pytest.raises(UnknownStrategy, match="fedavg, fedex_lora, fedmosaic"):
         load("base")
     with pytest.raises(UnknownStrategy, match="'no'"):
         make("no", {})
 
 
-def test_a_client_weighed_twice_is_a_fault() -> None:
+def test_duplicate_clients_are_an_error() -> None:
     with pytest.raises(ValueError, match="twice"):
         Cohort([client(0), client(0)], 0.5)

@@ -63,11 +63,11 @@ def test_weights_are_a_softmax_of_cosines() -> None:
     np.testing.assert_allclose(weighing.entropy[0], -(expected * np.log(expected)).sum(), atol=1e-8)
 
 
-def test_self_is_left_out_unless_asked_for() -> None:
+def test_the_own_state_is_excluded_by_gate() -> None:
     assert weigh(client(0), client(1)).relevance.tolist() == [[0.0, 1.0], [1.0, 0.0]]
 
 
-def test_clients_of_contradicting_tasks_are_told_apart_by_changes() -> None:
+def test_changes_separate_clients_of_contradicting_tasks() -> None:
     inside, between = 0.6, 0.4
     changes = [[1 if i == j else inside if i % 2 == j % 2 else between for j in range(6)] for i in range(6)]
     relevance = by_changes(changes, *(client(i) for i in range(6)))
@@ -78,14 +78,14 @@ def test_clients_of_contradicting_tasks_are_told_apart_by_changes() -> None:
         assert relevance[i, i] == pytest.approx(relevance[i, same].mean(), rel=0.15)
 
 
-def test_noise_in_changes_leaves_a_common_task_near_the_mean() -> None:
+def test_noisy_changes_of_one_task_are_weighted_uniformly() -> None:
     noise = np.random.default_rng(0).normal(0.7, 0.03, (9, 9))
     changes = (noise + noise.T) / 2
     relevance = by_changes(changes.tolist(), *(client(i) for i in range(9)))
     assert (1 / np.square(relevance).sum(axis=1) > 7).all()  # of nine voices
 
 
-def test_a_client_of_its_own_task_counts_more_than_strangers() -> None:
+def test_a_client_with_a_distinct_task_hears_itself() -> None:
     changes = np.full((4, 4), 0.7)
     changes[3, :3] = changes[:3, 3] = 0.2
     relevance = by_changes(changes.tolist(), *(client(i) for i in range(4)))
@@ -119,7 +119,7 @@ def test_sketches_decide_where_changes_are_unknown() -> None:
     assert by_changes(changes, client(0), client(1, NORTH), newcomer(2))[0].tolist() == [1.0, 0.0, 0.0]
 
 
-def test_changes_are_compared_where_clients_continue_from_the_mixture() -> None:
+def test_mix_and_evidence_decide_whether_changes_are_compared() -> None:
     compared = {mix: make("fedmosaic", {"mix": mix}).traits.compares_changes for mix in ("replace", "gate")}
     assert compared == {"replace": True, "gate": False}
     assert not make("fedmosaic", {"evidence": "sketches"}).traits.compares_changes
@@ -134,7 +134,7 @@ def test_sketches_are_centred_from_three_clients_on() -> None:
     assert three.relevance[0].tolist() == [0.0, 1.0, 0.0]
 
 
-def test_noise_does_not_hide_that_two_have_one_task() -> None:
+def test_similarity_is_corrected_for_noise() -> None:
     """Two samples of one task, half noise each: their cosine is .5, and what they have in common is all."""
     noisy = [
         client(i, vector, reliability=0.5) for i, vector in enumerate([(1.0, 1.0, 0.0), (1.0, 0.0, 1.0)])
@@ -145,19 +145,19 @@ def test_noise_does_not_hide_that_two_have_one_task() -> None:
     assert weigh(*trusted).similarity[0, 1] == pytest.approx(0.5**0.5)
 
 
-def test_calling_oneself_noise_at_most_doubles_the_similarity() -> None:
+def test_low_reliability_at_most_doubles_the_similarity() -> None:
     honest = client(0, EAST)
     liar = client(1, (1.0, 4.0), reliability=1e-6)
     assert weigh(honest, liar).similarity[0, 1] == pytest.approx(2 / 17**0.5)
     assert weigh(honest, liar).relevance.tolist() == [[1.0, 0.0], [0.0, 1.0]]
 
 
-def test_everybody_may_have_the_same_task() -> None:
+def test_clients_of_one_task_give_themselves_no_weight() -> None:
     facts = [client(i, (1.0, 0.1 * i)) for i in range(4)]
     assert not np.diag(weigh(*facts).relevance).any()
 
 
-def test_an_absentee_filled_with_zeros_never_looks_like_another() -> None:
+def test_clients_without_a_sketch_are_not_similar() -> None:
     # After centring two zero vectors would both be minus the mean, and each other's nearest.
     facts = [client(0, (1.0, 2.0)), client(1, (2.0, 1.0)), client(2, None), client(3, None)]
     weighing = weigh(*facts, centre=True)
@@ -165,7 +165,7 @@ def test_an_absentee_filled_with_zeros_never_looks_like_another() -> None:
     assert weighing.relevance[2].tolist() == [0.0, 0.0, 1.0, 0.0]
 
 
-def test_whoever_is_long_gone_does_not_move_the_mean() -> None:
+def test_stale_clients_do_not_change_the_centre() -> None:
     here = [client(0, (1.0, 0.2)), client(1, (1.0, 0.3)), client(2, (1.0, -0.5))]
     gone = client(3, (-50.0, 50.0), age=9, is_source=False)
     without, beside = weigh(*here, centre=True), weigh(*here, gone, centre=True)
@@ -180,7 +180,7 @@ def test_peers_at_or_below_the_floor_are_dropped() -> None:
     assert weigh(*facts, min_relevance=None).relevance[0].tolist() == [0.0, 1.0]
 
 
-def test_only_the_most_similar_stay_with_top_k() -> None:
+def test_top_k_keeps_the_most_similar_peers() -> None:
     facts = [client(0, EAST), client(1, (1.0, 0.1)), client(2, (1.0, 0.2)), client(3, (1.0, 0.3))]
     weighing = weigh(*facts, top_k=2)
     assert (weighing.relevance[0] > 0).tolist() == [False, True, True, False]
@@ -192,7 +192,7 @@ def test_absent_clients_fade_before_the_softmax_is_renormalised() -> None:
     np.testing.assert_allclose(weighing.relevance[0], [0.0, 0.8, 0.2])
 
 
-def test_examples_count_only_when_asked_for() -> None:
+def test_examples_count_with_weight_by_examples() -> None:
     facts = [client(0), client(1, examples=30), client(2, examples=10)]
     np.testing.assert_allclose(weigh(*facts).relevance[0], [0.0, 0.5, 0.5])
     weighing = weigh(*facts, weight_by_examples=True)
@@ -214,14 +214,14 @@ def test_a_newcomer_listens_across_base_models() -> None:
     assert weigh(*facts).relevance[2].tolist() == [1.0, 0.0, 0.0]
 
 
-def test_a_newcomer_with_a_sketch_like_nobodys_gets_zeros() -> None:
+def test_a_newcomer_with_a_dissimilar_sketch_gets_zeros() -> None:
     facts = [client(0, EAST), client(1, EAST), newcomer(2, (-1.0, 0.0))]
     weighing = weigh(*facts)
     assert weighing.relevance[2].tolist() == [0.0, 0.0, 0.0]
     assert not weighing.of_module("b0.q")[2].any()
 
 
-def test_a_newcomer_without_a_sketch_gets_the_plain_mean_of_those_it_shares_with() -> None:
+def test_newcomers_without_a_sketch_get_the_plain_mean() -> None:
     facts = [
         client(0, EAST, examples=1000),
         client(1, NORTH, age=2),
@@ -232,13 +232,13 @@ def test_a_newcomer_without_a_sketch_gets_the_plain_mean_of_those_it_shares_with
     np.testing.assert_allclose(weighing.relevance[3], [0.5, 0.5, 0.0, 0.0])
 
 
-def test_sketches_of_different_small_models_are_not_compared() -> None:
+def test_sketches_of_different_models_are_not_compared() -> None:
     weighing = weigh(client(0, sketch_model="a"), client(1, sketch_model="b"))
     assert np.isnan(weighing.similarity[0, 1])
     assert weighing.relevance.tolist() == [[1.0, 0.0], [0.0, 1.0]]
 
 
-def test_without_a_pack_only_the_identical_base_model_matches() -> None:
+def test_base_models_match_only_inside_an_alignment_set() -> None:
     facts = [client(0, alignment_set=None), client(1, base_model="l", alignment_set=None)]
     assert weigh(*facts, sources="all").relevance.tolist() == [[1.0, 0.0], [0.0, 1.0]]
     facts = [client(0), client(1, base_model="l", alignment_set="another")]
@@ -249,13 +249,13 @@ def test_without_a_pack_only_the_identical_base_model_matches() -> None:
     "options",
     [{"guard": True}, {"temperature": 0}, {"top_k": 0}, {"min_relevance": float("nan")}, {"tau": 0.1}],
 )
-def test_options_without_a_meaning_are_refused(options: dict[str, Any]) -> None:
+def test_meaningless_options_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
         make("fedmosaic", options)
 
 
 @pytest.mark.parametrize("centre", [False, True])
-def test_private_sketches_that_are_mostly_noise_are_compared_with_nobody(centre: bool) -> None:
+def test_unreliable_private_sketches_are_not_compared(centre: bool) -> None:
     """Chance makes noise alike: better to be alone than to hear a stranger."""
     vectors = np.eye(64, dtype=np.float32)[[0, 0, 1]]
     for reliability, heard in ((0.2, False), (0.4, True)):
@@ -270,11 +270,11 @@ def test_private_sketches_that_are_mostly_noise_are_compared_with_nobody(centre:
 
 
 @pytest.mark.parametrize("guard", ["on", "strict"])
-def test_caps_of_the_guard(guard: str) -> None:
+def test_guard_options_determine_the_caps(guard: str) -> None:
     assert make("fedmosaic", {"guard": guard}).caps == Caps(peer=0.2, peers=0.7, strict=guard == "strict")
 
 
-def test_replace_serves_the_mean_of_the_group_itself_included() -> None:
+def test_replace_serves_the_group_mean_including_the_client() -> None:
     group = [client(0, examples=8), client(1, examples=128), client(2, examples=128), client(3, NORTH)]
     plain = weigh(*group, mix="replace", top_k=2)
     np.testing.assert_allclose(plain.relevance[:3], np.tile([1 / 3, 1 / 3, 1 / 3, 0], (3, 1)))
@@ -283,7 +283,7 @@ def test_replace_serves_the_mean_of_the_group_itself_included() -> None:
     np.testing.assert_allclose(weighted.relevance[:3], np.tile([8 / 264, 128 / 264, 128 / 264, 0], (3, 1)))
 
 
-def test_replace_does_not_discard_the_state_of_a_returning_client() -> None:
+def test_replace_keeps_the_state_of_returning_clients() -> None:
     weighing = weigh(client(0), client(1, age=5, is_source=False), newcomer(2), mix="replace")
     assert weighing.relevance[0].tolist() == [1, 0, 0]
     np.testing.assert_allclose(weighing.relevance[1], [32 / 33, 1 / 33, 0])
@@ -298,7 +298,7 @@ def test_replace_does_not_discard_the_state_of_a_returning_client() -> None:
         ("strict", (0.6, 0.4, 0.3)),
     ],
 )
-def test_shares_of_the_own_state_are_those_of_the_docs(guard: str, shares: tuple[float, ...]) -> None:
+def test_shares_of_the_own_state_match_the_documentation(guard: str, shares: tuple[float, ...]) -> None:
     strategy = make("fedmosaic", {"guard": guard})
     for size, share in zip((3, 4, 6), shares, strict=True):
         weighing = strategy.weigh(Cohort([client(i) for i in range(size)], 0.5))
@@ -312,6 +312,6 @@ def test_shares_of_the_own_state_are_those_of_the_docs(guard: str, shares: tuple
         np.testing.assert_allclose(served[1:], (1 - share) / (size - 1), atol=1e-3)
 
 
-def test_the_guard_is_on_unless_a_plan_says_otherwise() -> None:
+def test_the_guard_is_on_by_default() -> None:
     assert make("fedmosaic", {}).caps is not None
     assert make("fedmosaic", {"guard": "off"}).caps is None

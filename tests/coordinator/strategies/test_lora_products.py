@@ -1,4 +1,4 @@
-"""What the methods for ordinary LoRA claim of B A, the product that acts: with Hypothesis, in that space."""
+"""Products B A of strategies for LoRA, checked with Hypothesis."""
 
 from __future__ import annotations
 
@@ -55,16 +55,14 @@ def assert_close(found: Floats, wanted: Floats, sources: list[Source], tolerance
 
 
 @given(sources())
-def test_with_one_frozen_a_the_mean_of_b_is_the_mean_of_what_acts(clients: list[Source]) -> None:
+def test_averaging_b_under_a_frozen_a_averages_products(clients: list[Source]) -> None:
     a = clients[0].factors.A
     same = [Source(Factors(a, one.factors.B), one.weight) for one in clients]
     assert_close(product(Factors(a, weighted_mean(same).B)), mean_product(same), same)
 
 
 @given(sources(), st.sampled_from([1e-6, 0.01, 10.0]))
-def test_lora_fair_is_never_further_from_the_mean_product_than_fedavg(
-    clients: list[Source], ridge: float
-) -> None:
+def test_lora_fair_approximates_products_better_than_fedavg(clients: list[Source], ridge: float) -> None:
     wanted = mean_product(clients)
     fair = np.linalg.norm(product(combining("lora_fair", ridge=ridge).combine(clients)) - wanted)
     plain = np.linalg.norm(product(weighted_mean(clients)) - wanted)
@@ -74,7 +72,7 @@ def test_lora_fair_is_never_further_from_the_mean_product_than_fedavg(
 
 @given(sources(), st.sampled_from([0.01, 1.0]))
 @settings(deadline=None)
-def test_lora_fair_finds_what_a_numerical_minimiser_finds(clients: list[Source], ridge: float) -> None:
+def test_lora_fair_matches_a_least_squares_solution(clients: list[Source], ridge: float) -> None:
     fair = combining("lora_fair", ridge=ridge).combine(clients)
     middle = weighted_mean(clients)
     np.testing.assert_array_equal(fair.A, middle.A)
@@ -88,7 +86,7 @@ def test_lora_fair_finds_what_a_numerical_minimiser_finds(clients: list[Source],
 
 @pytest.mark.parametrize("name", ["lora_fair", "het_lora"])
 @given(clients=sources())
-def test_whoever_is_alone_keeps_what_it_does(name: str, clients: list[Source]) -> None:
+def test_a_single_client_keeps_its_product(name: str, clients: list[Source]) -> None:
     alone = [Source(clients[0].factors, 1.0)]
     assert_close(product(combining(name).combine(alone)), mean_product(alone), alone)
 
@@ -100,7 +98,7 @@ def with_base_delta(name: str, **options: Any) -> Strategy:
 
 
 @given(sources())
-def test_fedex_lora_folds_exactly_what_the_means_leave_out(clients: list[Source]) -> None:
+def test_fedex_lora_folds_the_exact_residual(clients: list[Source]) -> None:
     folded = with_base_delta("fedex_lora").base_delta(clients)
     assert folded.served is not None
     assert_close(product(folded.served) + product(folded.residual), mean_product(clients), clients)
@@ -110,7 +108,7 @@ def test_fedex_lora_folds_exactly_what_the_means_leave_out(clients: list[Source]
 
 
 @given(sources(), st.integers(1, 3))
-def test_a_truncated_residual_is_the_nearest_of_its_rank(clients: list[Source], most: int) -> None:
+def test_a_truncated_residual_is_the_best_approximation(clients: list[Source], most: int) -> None:
     exact = product(with_base_delta("fedex_lora").base_delta(clients).residual)
     truncated = with_base_delta("fedex_lora", truncate_rank=most).base_delta(clients).residual
     assert truncated.rank <= most
@@ -121,7 +119,7 @@ def test_a_truncated_residual_is_the_nearest_of_its_rank(clients: list[Source], 
 
 
 @given(sources(equal_ranks=False))
-def test_flora_folds_the_mean_of_what_those_do_who_are_here(clients: list[Source]) -> None:
+def test_flora_folds_the_mean_of_present_products(clients: list[Source]) -> None:
     folded = with_base_delta("flora").base_delta(clients)
     assert folded.served is None
     here = [one for one in clients if one.age == 0]
@@ -132,7 +130,7 @@ def test_flora_folds_the_mean_of_what_those_do_who_are_here(clients: list[Source
 
 
 @given(sources(equal_ranks=False))
-def test_recompressing_keeps_the_product_in_as_few_ranks_as_it_has(clients: list[Source]) -> None:
+def test_recompressing_keeps_the_product_at_minimal_rank(clients: list[Source]) -> None:
     twice = [one.factors for one in clients] * 2
     small = recompressed(side_by_side(twice))
     wanted = np.asarray(2 * sum(product(one.factors) for one in clients))
@@ -141,7 +139,7 @@ def test_recompressing_keeps_the_product_in_as_few_ranks_as_it_has(clients: list
 
 
 @given(sources(equal_ranks=False))
-def test_het_lora_weighs_by_what_adapters_do_and_pads_to_the_largest_rank(clients: list[Source]) -> None:
+def test_het_lora_weighs_by_norms_and_pads_ranks(clients: list[Source]) -> None:
     combined = combining("het_lora").combine(clients)
     rank = max(one.factors.rank for one in clients)
     assert combined.rank == rank
@@ -154,7 +152,7 @@ def test_het_lora_weighs_by_what_adapters_do_and_pads_to_the_largest_rank(client
 
 
 @given(sources(equal_ranks=False), st.integers(1, 6))
-def test_another_rank_is_the_first_ranks_or_zeros_behind_them(clients: list[Source], rank: int) -> None:
+def test_changing_the_rank_truncates_or_pads_with_zeros(clients: list[Source], rank: int) -> None:
     one = clients[0].factors
     other = one.of_rank(rank)
     assert other.rank == rank
@@ -165,7 +163,7 @@ def test_another_rank_is_the_first_ranks_or_zeros_behind_them(clients: list[Sour
     assert not other.B[:, kept:].any()
 
 
-def test_adapters_that_have_learnt_nothing_count_by_their_weight_alone() -> None:
+def test_zero_products_count_by_their_weight_alone() -> None:
     a = np.eye(2, 3, dtype=np.float32)
     clients = [Source(Factors(k * a, np.zeros((4, 2), np.float32)), 0.5) for k in (1, 3)]
     np.testing.assert_array_equal(combining("het_lora").combine(clients).A, 2 * a)

@@ -1,4 +1,4 @@
-"""A plan is opened once, by one function, and a strategy defines what it announces."""
+"""Opened plans, and the files that define strategies."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _nodes(word: str) -> list[tuple[str, ast.AST]]:
     return [(name, node) for name, text in SOURCES if word in text for node in ast.walk(ast.parse(text))]
 
 
-def test_a_plan_opens_with_the_strategy_and_options_it_names() -> None:
+def test_a_plan_opens_with_its_strategy_and_options() -> None:
     plan = FederationPlan.model_validate(
         {"name": "n", "strategy": {"name": "het_lora", "options": {"r_min": 3}}}
     )
@@ -32,20 +32,20 @@ def test_a_plan_opens_with_the_strategy_and_options_it_names() -> None:
     assert opened.options.least_rank == 3
 
 
-def test_a_strategy_is_made_by_name_in_one_place() -> None:
+def test_strategies_are_made_in_a_single_module() -> None:
     calls = [(name, ast.unparse(node.func)) for name, node in _nodes("make(") if isinstance(node, ast.Call)]
     makes = [name for name, called in calls if called.rpartition(".")[2] == "make"]
     assert sorted(makes) == ["opening.py", "store.py"]  # the second is an insert of SQLAlchemy
 
 
-def test_nobody_asks_for_the_class_or_compares_the_name_of_a_strategy() -> None:
+def test_strategies_are_not_identified_by_class_or_name() -> None:
     assert not [name for name, text in SOURCES if re.search(r"isinstance\([^,]*strategy", text)]
     for _, node in _nodes("strategy.name"):
         assert not (isinstance(node, ast.Compare) and "strategy.name" in ast.unparse(node))
 
 
 @pytest.mark.parametrize("name", strategy_names())
-def test_a_strategy_overrides_what_its_traits_announce(name: str) -> None:
+def test_strategies_override_the_methods_of_their_traits(name: str) -> None:
     strategy = make(name, {})
     traits, options = strategy.traits, strategy.options
     announced = {
