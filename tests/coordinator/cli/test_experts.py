@@ -9,7 +9,7 @@ from tests.coordinator.experts.stored_bank import PLAN, store_bank
 from tests.served import Served
 
 
-def test_experts_are_listed_with_the_reason_of_each_change(coordinator: Served) -> None:
+def test_experts_are_listed_with_reasons_of_changes(coordinator: Served) -> None:
     plain, federation_id = coordinator.federation(), coordinator.federation(**PLAN)
     assert output(coordinator, "experts", plain)[0].startswith("This federation has no bank of experts")
     store_bank(coordinator.database, federation_id)

@@ -1,4 +1,4 @@
-"""What `tessera federation` prints: a summary with the next command, and the plan on request."""
+"""Output of `tessera federation`: a summary with the next command, and the plan on request."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def tessera(coordinator: Served) -> Operator:
     return Operator(coordinator)
 
 
-def test_a_federation_is_shown_in_short_with_the_next_command(tessera: Operator) -> None:
+def test_a_federation_summary_names_the_next_command(tessera: Operator) -> None:
     shown = tessera("federation", "create", "--name", "clinics", "--strategy", "fedavg", "--min-clients", "1")
     facts = _facts(shown)
     federation_id = facts["id"]
@@ -33,7 +33,7 @@ def test_a_federation_is_shown_in_short_with_the_next_command(tessera: Operator)
     )
 
 
-def test_the_plan_and_its_claims_are_shown_on_request(tessera: Operator) -> None:
+def test_plan_and_claims_are_shown_on_request(tessera: Operator) -> None:
     made = tessera.json("federation", "create", "--name", "x", "--strategy", "fedmosaic")
     short = _facts(tessera("federation", "show", made["id"]))
     whole = _facts(tessera("federation", "show", made["id"], "--plan"))
@@ -42,7 +42,7 @@ def test_the_plan_and_its_claims_are_shown_on_request(tessera: Operator) -> None
     assert tessera.json("federation", "show", made["id"])["claims"] == made["claims"]
 
 
-def test_the_id_alone_can_be_had_of_a_new_federation(tessera: Operator) -> None:
+def test_create_prints_only_the_id_with_quiet(tessera: Operator) -> None:
     create = ("federation", "create", "--name", "x", "--strategy", "fedavg", "--quiet")
     federation_id = tessera(*create).removesuffix("\n")
     assert tessera.json("federation", "show", federation_id)["state"] == "open"
@@ -51,7 +51,7 @@ def test_the_id_alone_can_be_had_of_a_new_federation(tessera: Operator) -> None:
     assert tessera.json("federation", "list") == before
 
 
-def test_anchors_come_first_in_a_federation_with_a_pivot(tessera: Operator) -> None:
+def test_anchors_are_the_next_step_with_a_pivot(tessera: Operator) -> None:
     create = ("federation", "create", "--name", "x", "--strategy", "fedmosaic", "--pivot")
     facts = _facts(tessera(*create, "llama-96x4-4e79db21c87f"))
     assert facts["next"] == f"tessera anchors put {facts['id']} anchors.json"

@@ -1,4 +1,4 @@
-"""Operators' commands take unique names for ids, and ask before what cannot be undone."""
+"""Operators' commands accept unique names as ids, and ask before final actions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def tessera(coordinator: Served) -> Operator:
 
 
 @pytest.mark.slow
-def test_unique_name_works_in_every_command(tessera: Operator) -> None:
+def test_unique_names_are_accepted_by_all_commands(tessera: Operator) -> None:
     federation_id = tessera.served.federation(name="libraries of the north")
     silo = tessera.served.enrol(federation_id, "oslo")
     for name in ("libraries of the north", "Libraries of the  North"):
@@ -39,12 +39,12 @@ def test_unique_name_works_in_every_command(tessera: Operator) -> None:
     )
 
 
-def test_token_is_revoked_by_name(tessera: Operator) -> None:
+def test_a_token_is_revoked_by_name(tessera: Operator) -> None:
     token_id = tessera.json("token", "create", "--role", "auditor", "--name", "Grete")["id"]
     assert tessera.json("token", "revoke", "Grete", "--yes") == {"id": token_id, "revoked": True}
 
 
-def test_shared_name_lists_the_ids() -> None:
+def test_an_ambiguous_name_lists_the_ids() -> None:
     def entries() -> list[NamedEntry]:
         return [NamedEntry(FIRST, "clinics", "open"), NamedEntry(SECOND, "clinics", "finished")]
 
@@ -53,7 +53,7 @@ def test_shared_name_lists_the_ids() -> None:
     assert id_of(SECOND, "federation", entries, "") == SECOND
 
 
-def test_name_finds_the_client_not_revoked() -> None:
+def test_a_name_finds_the_client_not_revoked() -> None:
     clients = [NamedEntry(FIRST, "aster", "revoked", is_over=True), NamedEntry(SECOND, "aster", "enrolled")]
     assert id_of("aster", "client", lambda: clients, "") == SECOND
     assert id_of("aster", "client", lambda: clients[:1], "") == FIRST
@@ -89,7 +89,9 @@ def test_finish_names_the_abandoned_round(tessera: Operator) -> None:
 
 
 @pytest.mark.parametrize(("answer", "is_done"), [("y", True), ("n", False)])
-def test_terminal_is_asked(monkeypatch: pytest.MonkeyPatch, answer: str, is_done: bool) -> None:
+def test_a_terminal_is_asked_for_confirmation(
+    monkeypatch: pytest.MonkeyPatch, answer: str, is_done: bool
+) -> None:
     monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
     monkeypatch.setattr(
         "typer.confirm", lambda question, **_: question.endswith("Continue?") and answer == "y"

@@ -23,7 +23,7 @@ def tessera(coordinator: Served) -> Operator:
     return Operator(coordinator)
 
 
-def test_an_operator_runs_a_federation_from_the_command_line(tessera: Operator) -> None:
+def test_operator_commands_run_a_whole_federation(tessera: Operator) -> None:
     made = tessera.json(
         "federation",
         "create",
@@ -61,13 +61,13 @@ def test_an_operator_runs_a_federation_from_the_command_line(tessera: Operator) 
 
 
 @pytest.mark.parametrize("strategy", strategy_names())
-def test_every_strategy_can_be_had_by_its_name_alone(tessera: Operator, strategy: str) -> None:
+def test_strategies_need_no_option_but_their_name(tessera: Operator, strategy: str) -> None:
     made = tessera.json("federation", "create", "--name", strategy, "--strategy", strategy)
     assert made["plan"]["strategy"]["name"] == strategy
 
 
 @pytest.mark.parametrize("strategy", ["fedmosaic", "flora"])
-def test_what_is_recommended_admits_a_model_of_8b(tessera: Operator, strategy: str) -> None:
+def test_recommended_plans_accept_a_model_of_8b(tessera: Operator, strategy: str) -> None:
     made = tessera.json("federation", "create", "--name", "x", "--strategy", strategy)
     shapes = {"q": (4096, 4096), "k": (1024, 4096), "v": (1024, 4096), "o": (4096, 4096)}
     shapes |= {"gate": (14336, 4096), "up": (14336, 4096), "down": (4096, 14336)}
@@ -75,13 +75,13 @@ def test_what_is_recommended_admits_a_model_of_8b(tessera: Operator, strategy: s
     assert silo.client_id in tessera("client", "list", made["id"])
 
 
-def test_the_lora_beside_p_and_q_can_be_left_out(tessera: Operator) -> None:
+def test_same_architecture_rank_can_be_zero(tessera: Operator) -> None:
     gate = ("--option", "mix=gate", "--same-architecture-rank", "0")
     made = tessera.json("federation", "create", "--name", "x", "--strategy", "fedmosaic", *gate)
     assert made["plan"]["adapter"]["same_architecture_rank"] == 0
 
 
-def test_target_modules_are_told_as_the_list_of_packs_names_them(tessera: Operator) -> None:
+def test_target_modules_are_given_by_block_and_role(tessera: Operator) -> None:
     create = ("federation", "create", "--name", "x", "--strategy", "fedmosaic", "--target-modules")
     assert tessera.json(*create, "b0.v,b3.down")["plan"]["adapter"]["target_modules"] == ["b0.v", "b3.down"]
     refused = tessera(*create, "b0.q", fails=True)  # not among the recommended roles
@@ -89,7 +89,7 @@ def test_target_modules_are_told_as_the_list_of_packs_names_them(tessera: Operat
     assert "b0.q is not a (block, role)" in refused
 
 
-def test_a_pivot_makes_a_federation_of_several_base_models(tessera: Operator) -> None:
+def test_a_pivot_selects_p_and_q(tessera: Operator) -> None:
     pivot = "llama-96x4-4e79db21c87f"
     made = tessera.json("federation", "create", "--name", "x", "--strategy", "fedmosaic", "--pivot", pivot)
     assert made["plan"]["alignment"]["pivot"] == pivot
@@ -99,7 +99,7 @@ def test_a_pivot_makes_a_federation_of_several_base_models(tessera: Operator) ->
 
 
 @pytest.mark.parametrize("strategy", ["fedmosaic", "fedavg"])
-def test_a_federation_of_one_base_model_shares_a_lora_of_all_roles(tessera: Operator, strategy: str) -> None:
+def test_plans_without_a_pivot_use_lora(tessera: Operator, strategy: str) -> None:
     made = tessera.json("federation", "create", "--name", "x", "--strategy", strategy)["plan"]
     assert made["adapter"]["kind"] == "lora"
     assert (made["adapter"]["rank"], made["adapter"]["roles"]) == (16, list(ALL_ROLES))
@@ -107,14 +107,14 @@ def test_a_federation_of_one_base_model_shares_a_lora_of_all_roles(tessera: Oper
     assert made["training"]["learning_rate"] == "auto"
 
 
-def test_a_gate_is_refused_where_only_an_ordinary_lora_is_shared(tessera: Operator) -> None:
+def test_mix_gate_is_refused_with_lora(tessera: Operator) -> None:
     create = ("federation", "create", "--name", "x", "--strategy", "fedmosaic", "--option")
     assert "a gate needs adapters in common frames" in tessera(*create, "mix=gate", fails=True)
     made = tessera.json(*create, "mix=replace")["plan"]
     assert (made["adapter"]["kind"], made["strategy"]["options"]["mix"]) == ("lora", "replace")
 
 
-def test_a_plan_file_is_read_and_options_change_it(tessera: Operator, tmp_path: Path) -> None:
+def test_options_override_fields_of_a_plan_file(tessera: Operator, tmp_path: Path) -> None:
     plan = {"name": "from a file", "strategy": {"name": "fedavg"}, "rounds": {"total": 9, "min_clients": 4}}
     file = tmp_path / "plan.json"
     file.write_text(json.dumps(plan))
@@ -134,7 +134,7 @@ def test_a_plan_file_is_read_and_options_change_it(tessera: Operator, tmp_path: 
         ('{"naem": "x", "strategy": {"name": "fedavg"}, "adapter": {"rank": 0}}', (), "naem: "),
     ],
 )
-def test_what_is_wrong_with_a_plan_file_is_said(
+def test_errors_in_a_plan_file_are_named(
     tessera: Operator, tmp_path: Path, plan: str, options: tuple[str, ...], said: str
 ) -> None:
     file = tmp_path / "plan.json"
@@ -142,7 +142,7 @@ def test_what_is_wrong_with_a_plan_file_is_said(
     assert said in tessera("federation", "create", "--plan", str(file), *options, fails=True)
 
 
-def test_tokens_are_made_listed_and_revoked(tessera: Operator) -> None:
+def test_tokens_are_created_listed_and_revoked(tessera: Operator) -> None:
     made = tessera.json("token", "create", "--role", "operator", "--name", "ops")
     assert tessera.json("federation", "list") == json.loads(
         tessera("federation", "list", "--json", token=made["token"])
@@ -170,7 +170,7 @@ def test_refusals_are_one_readable_line(tessera: Operator, tmp_path: Path) -> No
         assert said.count("\n") == 1
 
 
-def test_without_a_token_or_a_federation_the_next_step_is_named(
+def test_missing_tokens_and_federations_name_the_next_step(
     serve: Callable[..., Served], database_url: str
 ) -> None:
     tessera = Operator(serve(database_url))
@@ -179,7 +179,7 @@ def test_without_a_token_or_a_federation_the_next_step_is_named(
     assert "`tessera federation create`" in tessera.warnings("federation", "list")
 
 
-def test_who_was_held_back_is_shown_with_the_reason(tessera: Operator) -> None:
+def test_reduced_weights_are_shown_with_the_reason(tessera: Operator) -> None:
     plan = {"strategy": {"name": "fedmosaic"}, "rounds": {"total": 2, "min_clients": 2}}
     federation_id, silos = running(tessera.served, **PLAN | plan | {"signature": {"dim": 2}})
     for silo, fill in zip(silos, (1.0, -30.0), strict=True):
@@ -223,19 +223,19 @@ def test_an_interrupted_watch_ends_with_a_sentence(
     assert message == "interrupted; the round continues; repeat the command to follow it again\n"
 
 
-def test_without_a_number_the_current_round_is_shown(tessera: Operator) -> None:
+def test_round_show_defaults_to_the_current_round(tessera: Operator) -> None:
     federation_id = tessera.served.federation()
     assert "No round yet; start the federation" in tessera("round", "show", federation_id, fails=True)
     tessera.served.admin.post(f"/v1/federations/{federation_id}/start")
     assert tessera.json("round", "show", federation_id)["round"] == 1
 
 
-def test_ready_says_nothing_of_a_coordinator_that_serves_and_why_another_does_not(tessera: Operator) -> None:
+def test_ready_is_silent_unless_the_coordinator_fails(tessera: Operator) -> None:
     assert tessera("ready") == ""
     assert "does not answer" in tessera("ready", "--url", "http://127.0.0.1:1", fails=True)
 
 
-def test_help_is_quick_and_needs_neither_service_nor_torch() -> None:
+def test_help_imports_no_service_and_no_torch() -> None:
     program = (
         "import sys\n"
         "sys.argv = ['tessera', '--help']\n"

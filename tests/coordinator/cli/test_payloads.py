@@ -1,4 +1,4 @@
-"""`tessera payloads` refuses what is no store before it opens a database."""
+"""`tessera payloads` refuses an invalid store before it opens a database."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from coordinator.cli.service import payloads
 @pytest.mark.parametrize(
     "to", ["nonsense", "s3://", "s3:///folder", "file://", "file:///", "http://host/bucket"]
 )
-def test_moving_to_what_is_no_store_is_refused_in_one_sentence(
+def test_an_invalid_store_is_refused_in_one_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, to: str
 ) -> None:
     monkeypatch.setenv("TESSERA_DATABASE_URL", f"sqlite:///{tmp_path / 'tessera.db'}")

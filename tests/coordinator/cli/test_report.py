@@ -1,4 +1,4 @@
-"""`tessera report`: what an auditor reads, and that no change of it is believed."""
+"""`tessera report`: its content for an auditor, and the detection of any change."""
 
 from __future__ import annotations
 
@@ -54,7 +54,9 @@ def _reported(served: Served) -> tuple[str, dict[str, Any]]:
     return federation_id, served.admin.get(f"{path}/report").json()
 
 
-def test_a_report_has_what_was_recorded(reported: tuple[Served, str, dict[str, Any]]) -> None:
+def test_a_report_contains_plan_roster_members_and_rounds(
+    reported: tuple[Served, str, dict[str, Any]],
+) -> None:
     served, federation_id, report = reported
     assert (report["federation"], report["name"], report["state"]) == (federation_id, "clinics", "finished")
     served_plan = served.admin.get(f"/v1/federations/{federation_id}/plan").content
@@ -79,7 +81,7 @@ def test_a_report_has_what_was_recorded(reported: tuple[Served, str, dict[str, A
     assert [part["state"] for part in two["participations"]] == ["revoked"]
 
 
-def test_a_report_names_the_bytes_and_documents_that_silos_have(coordinator: Served) -> None:
+def test_reports_contain_digests_of_updates_and_manifests(coordinator: Served) -> None:
     federation_id, (silo, _) = running(coordinator)
     receipt = deliver(silo, 1, values(2.0)).json()
     manifest = silo.http.get(url(silo, 1, "/manifest")).json()
@@ -90,7 +92,7 @@ def test_a_report_names_the_bytes_and_documents_that_silos_have(coordinator: Ser
     assert manifest["plan"] == report["plan_digest"]
 
 
-def test_the_audit_entries_are_those_about_the_federation(
+def test_reports_contain_the_federations_audit_entries(
     reported: tuple[Served, str, dict[str, Any]],
 ) -> None:
     served, federation_id, report = reported
@@ -141,7 +143,7 @@ def _other(member: Any) -> Any:
     return member + 1 if isinstance(member, int) else "x"
 
 
-def test_no_member_can_be_changed(reported: tuple[Served, str, dict[str, Any]]) -> None:
+def test_changes_of_any_field_are_detected(reported: tuple[Served, str, dict[str, Any]]) -> None:
     key = reported[2]["signing_key"]
     text = json.dumps(reported[2])
     assert fault_of(json.loads(text), key) is None
@@ -154,7 +156,7 @@ def test_no_member_can_be_changed(reported: tuple[Served, str, dict[str, Any]]) 
         assert fault_of(document, key) is not None, index
 
 
-def test_nothing_can_be_left_out_or_added(reported: tuple[Served, str, dict[str, Any]]) -> None:
+def test_omissions_and_additions_are_detected(reported: tuple[Served, str, dict[str, Any]]) -> None:
     report = reported[2]
     for member in report:
         assert fault_of({name: v for name, v in report.items() if name != member}, report["signing_key"])
@@ -185,7 +187,7 @@ def test_a_changed_file_is_refused(
     assert reason in Operator(served)("report", "verify", str(file), "--coordinator-key", key, fails=True)
 
 
-def test_a_page_whose_text_was_changed_is_refused(
+def test_a_page_with_changed_text_is_refused(
     reported: tuple[Served, str, dict[str, Any]], tmp_path: Path
 ) -> None:
     served, _, report = reported
@@ -223,7 +225,7 @@ class _Tags(HTMLParser):
         assert self.open.pop() == tag
 
 
-def test_a_page_is_complete_needs_nothing_else_and_runs_nothing(
+def test_a_page_is_complete_without_scripts_or_resources(
     reported: tuple[Served, str, dict[str, Any]],
 ) -> None:
     text = page(reported[2])
@@ -242,5 +244,5 @@ def test_a_page_is_complete_needs_nothing_else_and_runs_nothing(
     assert "@media print" in text
 
 
-def test_a_federation_that_does_not_exist_has_no_report(coordinator: Served) -> None:
+def test_an_unknown_federation_has_no_report(coordinator: Served) -> None:
     assert "not-found" in Operator(coordinator)("report", "create", "fed_x", fails=True)

@@ -63,7 +63,7 @@ def test_a_round_shows_the_losses_of_each_client(coordinator: Served, federation
     assert shown == [["9.000", "0.500", "final"], ["9.000", "0.500", "trained"]]
 
 
-def test_clients_fit_with_long_names_whole_ids_and_their_state(coordinator: Served) -> None:
+def test_client_lists_fit_long_names_and_whole_ids(coordinator: Served) -> None:
     federation_id = coordinator.federation()
     names = ["clinic-of-the-university-hospital-of-north-harbour", "aster"]
     silos = [coordinator.enrol(federation_id, name) for name in names]

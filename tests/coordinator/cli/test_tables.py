@@ -13,7 +13,7 @@ COLUMNS = ["round", "state", "opened", "bytes"]
 ROWS = [(12, "published", "3 min ago", "1.2 MiB up, 3.4 MiB down")]
 
 
-def shown(width: int, monkeypatch: pytest.MonkeyPatch) -> str:
+def printed_table(width: int, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setenv("COLUMNS", str(width))
     file = io.StringIO()
     Console(file=file, width=width).print(fitting_table(COLUMNS, ROWS, optional=("bytes", "opened")))
@@ -24,17 +24,17 @@ def shown(width: int, monkeypatch: pytest.MonkeyPatch) -> str:
     ("width", "columns"),
     [(120, COLUMNS), (40, ["round", "state", "opened"]), (24, ["round", "state"])],
 )
-def test_optional_columns_go_until_the_table_fits(
+def test_optional_columns_are_dropped_until_the_table_fits(
     width: int, columns: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    output = shown(width, monkeypatch)
+    output = printed_table(width, monkeypatch)
     header = next(line for line in output.splitlines() if "round" in line)
     assert header.split() == columns
     assert "published" in output
     assert max(map(len, output.splitlines())) <= width
 
 
-def test_columns_without_any_value_go_first_and_numbers_are_aligned(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_empty_columns_are_dropped_and_numbers_aligned(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     file = io.StringIO()
     rows = [("aster", None, "0.500", 4), ("birch", "-", "12.250", 31)]
@@ -47,7 +47,7 @@ def test_columns_without_any_value_go_first_and_numbers_are_aligned(monkeypatch:
     assert len(ends) == 1, "numbers end in one column"
 
 
-def test_a_sentence_is_broken_at_spaces_and_a_token_is_not() -> None:
+def test_text_is_wrapped_only_at_spaces() -> None:
     token = "tsr1_" + "x" * 90
     content = wrapped(f"a token such as {token} stays in one piece", 40, indent="   ")
     assert token in content
