@@ -1,4 +1,4 @@
-"""A database whose payloads have moved to a store, and a restored copy of it."""
+"""A database with payloads in a store, and a restored copy of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Actions that let people in or shut them out: each is in the audit log, and nothing leaves it unnoticed."""
+"""The audit log: actions of access are recorded, and removed entries are detected."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def entries(served: Served) -> list[dict[str, Any]]:
     return items
 
 
-def test_every_deed_is_written_down_with_who_did_it(served: Served) -> None:
+def test_admin_actions_are_audited_with_their_actor(served: Served) -> None:
     federation_id = served.federation()
     token = served.enrolment_token(federation_id, "a")
     key = Ed25519PrivateKey.generate()
@@ -94,7 +94,7 @@ def _is_chain(found: list[dict[str, Any]]) -> bool:
 
 
 @pytest.mark.parametrize("order", ["start", "pause", "finish", "revoke"])
-def test_who_is_shut_out_while_the_order_waits_orders_nothing(
+def test_a_revoked_persons_waiting_action_is_refused(
     serve: Callable[..., Served], fresh_postgres: Callable[[], str], order: str
 ) -> None:
     served = serve(fresh_postgres())
@@ -126,7 +126,7 @@ def _waiting(url: str) -> bool:
     return bool(ask(url, f"{activity} AND wait_event_type = 'Lock'")[0][0])
 
 
-def test_it_is_a_chain_even_when_many_write_at_once(served: Served) -> None:
+def test_the_audit_log_is_a_chain_despite_concurrency(served: Served) -> None:
     federation_id = served.federation()
     with ThreadPoolExecutor(6) as pool:
         list(pool.map(lambda number: served.enrolment_token(federation_id, f"c{number}"), range(12)))
@@ -138,7 +138,7 @@ def test_it_is_a_chain_even_when_many_write_at_once(served: Served) -> None:
     assert page["next"] == "12"
 
 
-def test_auditors_read_it_and_clients_do_not(served: Served) -> None:
+def test_the_audit_log_is_readable_by_auditors_only(served: Served) -> None:
     silo = served.enrol(served.federation(), "a")
     assert served.person("auditor").get("/v1/audit").status_code == 200
     assert slug(silo.http.get("/v1/audit")) == "forbidden"
@@ -146,7 +146,7 @@ def test_auditors_read_it_and_clients_do_not(served: Served) -> None:
     assert slug(served.admin.get("/v1/audit", params={"after": "x"})) == "validation"
 
 
-def test_the_command_finds_what_was_changed(served: Served) -> None:
+def test_the_audit_command_detects_a_removed_entry(served: Served) -> None:
     app = Typer()
     cli.commands(app)
     for number in range(3):

@@ -1,4 +1,4 @@
-"""Of two databases with one key, such as a restored copy, neither deletes in a store that both have used."""
+"""Two databases with one key, such as a restored copy: neither deletes in a store that both have used."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def objects(folder: Path) -> set[str]:
     return {file.name for home in folder.iterdir() if home.is_dir() for file in home.iterdir()}
 
 
-def test_a_restored_copy_deletes_nothing_beside_the_running_coordinator(
+def test_a_restored_copy_deletes_nothing_in_a_store(
     database: Database, tmp_path: Path, restore: Restore
 ) -> None:
     store = f"file://{tmp_path}"
@@ -45,7 +45,7 @@ def test_a_restored_copy_deletes_nothing_beside_the_running_coordinator(
     assert len(list(payload_moves.move(copy, payload_moves.ROWS, smallest=0))) == 1
 
 
-def test_the_running_coordinator_stops_a_copy_that_was_first(
+def test_a_dispute_stops_a_copy_that_renewed_first(
     database: Database, tmp_path: Path, restore: Restore
 ) -> None:
     store = f"file://{tmp_path}"
@@ -57,7 +57,7 @@ def test_the_running_coordinator_stops_a_copy_that_was_first(
     assert len(objects(tmp_path)) == 2
 
 
-def test_the_database_that_takes_over_moves_and_deletes_again(
+def test_taking_over_allows_moves_and_deletions_again(
     database: Database, tmp_path: Path, restore: Restore
 ) -> None:
     store = f"file://{tmp_path}"
@@ -75,7 +75,7 @@ def test_the_database_that_takes_over_moves_and_deletes_again(
     assert_refused(database, copy, store=store)  # the first is still in use: that is a new dispute
 
 
-def test_a_copy_from_before_the_store_was_owned_disputes_it(
+def test_a_copy_without_an_ownership_row_disputes_it(
     database: Database, tmp_path: Path, restore: Restore
 ) -> None:
     store = f"file://{tmp_path}"
@@ -85,7 +85,7 @@ def test_a_copy_from_before_the_store_was_owned_disputes_it(
     assert_refused(copy, database, store=store)
 
 
-def test_a_store_without_a_token_is_claimed_and_swept_later(database: Database, tmp_path: Path) -> None:
+def test_an_unclaimed_store_is_claimed_before_a_sweep(database: Database, tmp_path: Path) -> None:
     store, hours = f"file://{tmp_path}", timedelta(hours=1)
     store_and_move(database, store)
     (marker,) = tmp_path.glob("*.owner")
@@ -101,7 +101,7 @@ def test_a_store_without_a_token_is_claimed_and_swept_later(database: Database, 
     assert not list(payload_moves.missing(database))
 
 
-def test_what_a_replica_has_swept_meanwhile_is_no_error(database: Database, tmp_path: Path) -> None:
+def test_deleting_missing_objects_is_no_error(database: Database, tmp_path: Path) -> None:
     base = f"file://{tmp_path}/swept"
     for name in "ac":
         object_store.put(f"{base}/{name}", [b"an orphan"])
@@ -141,9 +141,7 @@ def test_replicas_replace_the_token_together(database: Database, tmp_path: Path)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("place", ["owner-written", "owner-put"])
-def test_a_kill_between_database_and_store_is_recovered_from(
-    database: Database, tmp_path: Path, place: str
-) -> None:
+def test_ownership_survives_kills_during_renewal(database: Database, tmp_path: Path, place: str) -> None:
     store = f"file://{tmp_path}"
     store_and_move(database, store)
     program = (

@@ -1,4 +1,4 @@
-"""Payloads move between rows and a store, whoever is killed meanwhile; objects of nobody are swept."""
+"""Payloads move between rows and a store despite kills; unused objects are swept."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ LONG_AGO = timedelta(seconds=-5)
 KEY = SecretStr(base64.urlsafe_b64encode(bytes(32)).decode().rstrip("="))
 
 
-def filled(database: Database) -> list[int]:
+def store_bodies(database: Database) -> list[int]:
     server_key.load(database, KEY)
     with database.write() as session:
         return [payloads.store_bytes(session, body)[0] for body in BODIES]
 
 
-def moved(database: Database, to: str, smallest: int = payload_moves.SMALLEST) -> list[int]:
+def move_payloads(database: Database, to: str, smallest: int = payload_moves.SMALLEST) -> list[int]:
     return list(payload_moves.move(database, to, smallest=smallest))
 
 
@@ -44,7 +44,7 @@ def places(database: Database) -> list[str | None]:
         return list(session.scalars(select(PayloadRow.place).order_by(PayloadRow.id)))
 
 
-def chunks(database: Database) -> int:
+def chunk_count(database: Database) -> int:
     with database.read() as session:
         return session.scalar(select(func.count()).select_from(ChunkRow)) or 0
 
@@ -67,20 +67,20 @@ def assert_all_is_read(database: Database, ids: list[int]) -> None:
 
 
 def test_large_payloads_move_to_a_store_and_back(database: Database, tmp_path: Path) -> None:
-    ids, store = filled(database), f"file://{tmp_path / 'store'}"
-    before = chunks(database)
-    assert moved(database, store) == [len(body) for body in BODIES[:2]]
-    assert moved(database, store) == []
+    ids, store = store_bodies(database), f"file://{tmp_path / 'store'}"
+    before = chunk_count(database)
+    assert move_payloads(database, store) == [len(body) for body in BODIES[:2]]
+    assert move_payloads(database, store) == []
     assert_all_is_read(database, ids)
-    assert chunks(database) == 1
+    assert chunk_count(database) == 1
     assert [place is None for place in places(database)] == [False, False, True]
     assert not list(payload_moves.missing(database))
     second = f"file://{tmp_path / 'second'}"
-    assert len(moved(database, second)) == 2
+    assert len(move_payloads(database, second)) == 2
     assert_all_is_read(database, ids)
-    assert len(moved(database, payload_moves.ROWS, 0)) == 2
+    assert len(move_payloads(database, payload_moves.ROWS, 0)) == 2
     assert places(database) == [None] * 3
-    assert chunks(database) == before
+    assert chunk_count(database) == before
     assert_all_is_read(database, ids)
     for place in (store, second):
         assert payload_moves.sweep(database, place) == 0  # young objects may belong to a running move
@@ -88,16 +88,16 @@ def test_large_payloads_move_to_a_store_and_back(database: Database, tmp_path: P
     assert not objects(tmp_path)
 
 
-def test_the_same_bytes_are_not_stored_again_once_they_moved(database: Database, tmp_path: Path) -> None:
-    ids = filled(database)
-    moved(database, f"file://{tmp_path}")
-    assert filled(database) == ids
-    assert chunks(database) == 1
+def test_moved_bytes_are_not_stored_again(database: Database, tmp_path: Path) -> None:
+    ids = store_bodies(database)
+    move_payloads(database, f"file://{tmp_path}")
+    assert store_bodies(database) == ids
+    assert chunk_count(database) == 1
 
 
-def test_a_sweep_deletes_what_no_payload_has(database: Database, tmp_path: Path) -> None:
-    ids, store = filled(database), f"file://{tmp_path}"
-    moved(database, store)
+def test_a_sweep_deletes_objects_without_a_payload(database: Database, tmp_path: Path) -> None:
+    ids, store = store_bodies(database), f"file://{tmp_path}"
+    move_payloads(database, store)
     object_store.put(f"{payload_moves.home(database, store)}/9-abandoned", [b"never committed"])
     (tmp_path / "of-another").write_bytes(b"another database's")
     assert payload_moves.sweep(database, store, unused=LONG_AGO) == 1
@@ -108,11 +108,9 @@ def test_a_sweep_deletes_what_no_payload_has(database: Database, tmp_path: Path)
     assert [file.name for file in objects(tmp_path)] == ["of-another"]
 
 
-def test_an_object_that_is_gone_or_changed_is_an_error_that_names_it(
-    database: Database, tmp_path: Path
-) -> None:
-    ids, store = filled(database), f"file://{tmp_path}"
-    moved(database, store)
+def test_missing_and_changed_objects_are_named(database: Database, tmp_path: Path) -> None:
+    ids, store = store_bodies(database), f"file://{tmp_path}"
+    move_payloads(database, store)
     first, second = sorted(objects(tmp_path), key=lambda file: file.stat().st_size)
     first.unlink()
     second.write_bytes(bytes(len(BODIES[1])))
@@ -121,16 +119,16 @@ def test_an_object_that_is_gone_or_changed_is_an_error_that_names_it(
     with database.read() as session, pytest.raises(LookupError, match="has no such object"):
         payloads.read(session, ids[0], 0, 9)
     with pytest.raises(LookupError, match="has no such object"):
-        moved(database, payload_moves.ROWS, 0)
+        move_payloads(database, payload_moves.ROWS, 0)
     with database.write() as session:
         session.execute(update(PayloadRow).where(PayloadRow.id == ids[0]).values(place=None))
     with pytest.raises(LookupError, match=f"payload {ids[1]} at .* does not have its digest"):
-        moved(database, payload_moves.ROWS, 0)
+        move_payloads(database, payload_moves.ROWS, 0)
     assert places(database)[1] is not None
 
 
-def test_stores_that_do_not_answer_are_said(database: Database, tmp_path: Path) -> None:
-    filled(database)
+def test_unavailable_stores_are_reported(database: Database, tmp_path: Path) -> None:
+    store_bodies(database)
     with pytest.raises(SettingsUnusable, match="write s3://BUCKET/PREFIX"):
         payload_moves.require(database, "ftp://example.org/payloads")
     (tmp_path / "file").write_text("a file")
@@ -140,12 +138,12 @@ def test_stores_that_do_not_answer_are_said(database: Database, tmp_path: Path) 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("place", ["payload-put", "payload-moved"])
-def test_a_kill_between_object_and_commit_loses_nothing(tmp_path: Path, place: str) -> None:
+def test_moves_survive_kills_before_the_commit(tmp_path: Path, place: str) -> None:
     url = f"sqlite:///{tmp_path / 'tessera.db'}"
     store = f"file://{tmp_path / 'store'}"
     with closing(Database(url)) as database:
         migrate.upgrade(database)
-        ids = filled(database)
+        ids = store_bodies(database)
         code = (
             "from coordinator.observability import fault_points; fault_points.arm()\n"
             "from coordinator.cli.service import move_payloads; import sys; move_payloads(sys.argv[1])"
@@ -166,9 +164,9 @@ def test_a_kill_between_object_and_commit_loses_nothing(tmp_path: Path, place: s
 @pytest.mark.s3
 @pytest.mark.slow
 def test_payloads_move_to_s3_in_parts_and_back(database: Database, s3: S3Server) -> None:
-    ids, bucket = filled(database), s3.bucket
+    ids, bucket = store_bodies(database), s3.bucket
     payload_moves.require(database, bucket)
-    assert len(moved(database, bucket)) == 2
+    assert len(move_payloads(database, bucket)) == 2
     assert_all_is_read(database, ids)
     place, size = str(places(database)[0]), len(BODIES[0])
     for begin, end in ((size - 1, size + 9), (size + 1, size + 9)):
@@ -176,7 +174,7 @@ def test_payloads_move_to_s3_in_parts_and_back(database: Database, s3: S3Server)
             object_store.read(place, begin, end)
     object_store.put(f"{payload_moves.home(database, bucket)}/9-abandoned", [b"never committed"])
     assert payload_moves.sweep(database, bucket, unused=timedelta(days=-1)) == 1
-    assert len(moved(database, payload_moves.ROWS, 0)) == 2
+    assert len(move_payloads(database, payload_moves.ROWS, 0)) == 2
     assert_all_is_read(database, ids)
     assert payload_moves.sweep(database, bucket, unused=timedelta(days=-1)) == 2
     with pytest.raises(Unavailable, match="does not answer"):

@@ -30,7 +30,7 @@ def count(database: Database, table: type[PayloadRow] | type[ChunkRow]) -> int:
         return session.scalar(select(func.count()).select_from(table)) or 0
 
 
-def test_any_range_is_read_back(database: Database) -> None:
+def test_any_range_of_a_payload_is_readable(database: Database) -> None:
     with database.write() as session:
         payload_id, digest = payloads.store_bytes(session, BODY)
     assert digest == digest_of(BODY)
@@ -48,7 +48,7 @@ def test_any_range_is_read_back(database: Database) -> None:
         payloads.read(session, payload_id, 5, len(BODY) + 1)
 
 
-def test_no_payload_gets_the_id_of_one_that_was_collected(database: Database) -> None:
+def test_ids_of_collected_payloads_are_not_reused(database: Database) -> None:
     def keep(body: bytes) -> int:
         with database.write() as session:
             return payloads.store_bytes(session, body)[0]
@@ -62,7 +62,7 @@ def test_no_payload_gets_the_id_of_one_that_was_collected(database: Database) ->
     assert given == sorted(set(given))
 
 
-def test_equal_bytes_are_kept_once(database: Database) -> None:
+def test_equal_bytes_are_stored_once(database: Database) -> None:
     def keep(_: int) -> int:
         with database.write() as session:
             return payloads.store(session, digest_of(BODY), len(BODY), payloads.pieces(io.BytesIO(BODY)))
@@ -91,7 +91,7 @@ def test_a_staged_payload_is_adopted_under_its_digest(database: Database) -> Non
         assert session.scalars(select(PayloadRow.digest)).one() == digest_of(BODY)
 
 
-def test_who_goes_on_with_a_payload_that_was_collected_is_told_to_try_again(database: Database) -> None:
+def test_a_collected_staged_payload_is_unavailable(database: Database) -> None:
     made = staged(database, BODY, 2**20)
     assert garbage_collection.collect(database, grace=LONG_AGO) == 1  # as when the clock is set on by hours
     with pytest.raises(Unavailable, match="clock"), database.write() as session:
@@ -101,7 +101,7 @@ def test_who_goes_on_with_a_payload_that_was_collected_is_told_to_try_again(data
     assert count(database, PayloadRow) == count(database, ChunkRow) == 0
 
 
-def test_a_staged_payload_gives_way_to_an_equal_one(database: Database) -> None:
+def test_an_equal_payload_replaces_a_staged_one(database: Database) -> None:
     first, second = staged(database, BODY, 2**20), staged(database, BODY, 2**19)
     with database.write() as session:
         assert first.adopt(session) == second.adopt(session)
@@ -109,7 +109,7 @@ def test_a_staged_payload_gives_way_to_an_equal_one(database: Database) -> None:
     assert count(database, ChunkRow) == 9
 
 
-def test_payloads_that_are_adopted_together_give_way_to_equal_ones_as_each_would_alone(
+def test_adopt_all_reuses_equal_payloads(
     database: Database,
 ) -> None:
     older = staged(database, BODY, 2**20)
@@ -131,7 +131,7 @@ def test_payloads_that_are_adopted_together_give_way_to_equal_ones_as_each_would
         assert payloads.read(session, other.payload_id, 0, 5) == b"other"
 
 
-def test_only_what_nobody_refers_to_is_collected_and_only_when_old(database: Database) -> None:
+def test_old_unreferenced_payloads_are_collected(database: Database) -> None:
     with database.write() as session:
         kept, digest = payloads.store_bytes(session, b"kept")
         payloads.store_bytes(session, b"orphan")
@@ -164,7 +164,7 @@ def shared(database: Database) -> tuple[int, list[bytes]]:
     return payload_id, [head + values for head in heads]
 
 
-def test_what_shared_weights_need_is_not_collected(
+def test_payloads_of_shared_weights_are_not_collected(
     database: Database, shared: tuple[int, list[bytes]]
 ) -> None:
     payload_id, bodies = shared
@@ -182,7 +182,7 @@ def test_what_shared_weights_need_is_not_collected(
     assert count(database, ChunkRow) == 0
 
 
-def test_what_is_stored_while_it_is_collected_stays_whole(database: Database) -> None:
+def test_payloads_stored_during_collection_stay_complete(database: Database) -> None:
     bodies = [os.urandom(100) for _ in range(20)]
     with database.write() as session:
         session.add(federation_row("f", database_time(session)))

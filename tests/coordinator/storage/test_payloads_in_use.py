@@ -1,4 +1,4 @@
-"""A coordinator moves by itself what no open round reads, whichever replica is first."""
+"""Automatic moves of payloads that no open round reads, with several replicas."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ LORA: Layout = {"b0.q.A": (2, 6), "b0.q.B": (6, 2)}
 FRAMED: Layout = {"b0.q.P": (4, 4), "b0.q.Q": (4,)}
 
 
-def settle(database: Database, store: str, smallest: int = 1) -> int:
+def move_settled_payloads(database: Database, store: str, smallest: int = 1) -> int:
     """Move what a coordinator would move once it is old enough; return the number of payloads."""
     return len(list(payload_moves.move(database, store, smallest=smallest, settled=NOW)))
 
@@ -52,7 +52,7 @@ def random_update(layout: Layout, seed: int) -> Sent:
     return Sent.of({name: rng.normal(size=shape) for name, shape in layout.items()})
 
 
-def placed(database: Database) -> int:
+def placed_count(database: Database) -> int:
     with database.read() as session:
         query = select(func.count()).select_from(PayloadRow).where(PayloadRow.place.is_not(None))
         return session.scalar(query) or 0
@@ -68,18 +68,18 @@ def finish(database: Database, closed: Closed) -> None:
     ("strategy", "layout"),
     [("fedavg", FRAMED), ("fedmosaic", FRAMED), ("fedex_lora", LORA), ("flora", LORA)],
 )
-def test_a_round_needs_no_store(database: Database, tmp_path: Path, strategy: str, layout: Layout) -> None:
+def test_rounds_need_no_store(database: Database, tmp_path: Path, strategy: str, layout: Layout) -> None:
     server_key.load(database, KEY)
     folder = tmp_path / "store"
     store = f"file://{folder}"
     closed = close_round(database, plan(strategy), [random_update(layout, seed) for seed in range(3)])
-    assert settle(database, store) == 0
+    assert move_settled_payloads(database, store) == 0
     publish(database)
     moved = 0
     for number, away in ((2, 2), (3, 0)):
         here = [client for place, client in enumerate(closed.clients) if place != away]
         close_next(database, closed, {c: random_update(layout, 10 * number + i) for i, c in enumerate(here)})
-        moved += settle(database, store)
+        moved += move_settled_payloads(database, store)
         with_store = folder.rename(tmp_path / "away") if folder.exists() else None
         folder.write_text("no folder, so that every read fails")
         publish(database)
@@ -90,14 +90,14 @@ def test_a_round_needs_no_store(database: Database, tmp_path: Path, strategy: st
     assert moved > 0
     weights = [served(database, client, layout, 4) for client in closed.clients]
     finish(database, closed)
-    before = placed(database)
-    assert settle(database, store) > 0
-    assert placed(database) > before
+    before = placed_count(database)
+    assert move_settled_payloads(database, store) > 0
+    assert placed_count(database) > before
     for client, values in zip(closed.clients, weights, strict=True):
         assert np.array_equal(served(database, client, layout, 4), values)
 
 
-def test_replicas_that_move_the_same_payloads_lose_none(
+def test_concurrent_moves_of_replicas_lose_no_payload(
     database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server_key.load(database, KEY)
@@ -128,7 +128,7 @@ def test_replicas_that_move_the_same_payloads_lose_none(
     for thread in threads:
         thread.join()
     assert not failures
-    assert placed(database) == len(bodies)
+    assert placed_count(database) == len(bodies)
     assert payload_moves.sweep(database, store, unused=NOW) == (REPLICAS - 1) * len(bodies)
     assert not list(payload_moves.missing(database))
     for payload_id, body in zip(ids, bodies, strict=True):

@@ -1,4 +1,4 @@
-"""The coordinator's own key: where it is kept, what it signs, and that no copy of the database has it."""
+"""The coordinator's signing key: its storage, and what it signs; copies of the database do not contain it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.served import Served, slug
 Rows = Callable[[str, str], list[tuple[Any, ...]]]
 
 
-def test_sqlite_gets_a_key_beside_it_that_only_its_owner_reads(sqlite_database: Database, rows: Rows) -> None:
+def test_sqlite_keys_are_in_a_private_file(sqlite_database: Database, rows: Rows) -> None:
     first = load(sqlite_database, None)
     assert load(sqlite_database, None).public == first.public
     file = Path(f"{sqlite_database.url.database}-signing-key")
@@ -35,13 +35,13 @@ def test_sqlite_gets_a_key_beside_it_that_only_its_owner_reads(sqlite_database: 
     assert file.read_text().strip() not in everything
 
 
-def test_postgres_must_be_given_one(postgres_database: Database) -> None:
+def test_postgresql_needs_a_configured_key(postgres_database: Database) -> None:
     with pytest.raises(SettingsUnusable, match="TESSERA_SIGNING_KEY is not set"):
         load(postgres_database, None)
 
 
 @pytest.mark.parametrize("text", ["short", "=" * 43, encode(bytes(31)), encode(bytes(33))])
-def test_a_key_that_is_none_is_named_and_not_shown(sqlite_database: Database, text: str) -> None:
+def test_a_malformed_key_is_refused_without_showing_it(sqlite_database: Database, text: str) -> None:
     with pytest.raises(SettingsUnusable, match="TESSERA_SIGNING_KEY: not 32 bytes") as refused:
         load(sqlite_database, SecretStr(text))
     assert text not in str(refused.value)
@@ -55,7 +55,7 @@ def test_a_replica_with_another_key_does_not_start(database: Database) -> None:
     assert load(database, SecretStr(text + "\n")).id
 
 
-def test_a_nonce_is_known_for_an_hour_and_to_its_own_server_alone() -> None:
+def test_enrolment_nonces_are_valid_for_an_hour() -> None:
     seed, moment = secrets.token_bytes(32), datetime(2026, 1, 1, tzinfo=UTC)
     key, replica, other = ServerKey(seed), ServerKey(seed), ServerKey(secrets.token_bytes(32))
     nonce = key.nonce(moment)
@@ -69,7 +69,7 @@ def test_a_nonce_is_known_for_an_hour_and_to_its_own_server_alone() -> None:
     assert not any(key.issued(text, moment) for text in ("", "=", "AAAA", "A" * 86))
 
 
-def test_hello_is_signed_over_the_callers_challenge_by_the_key_that_tokens_pin(coordinator: Served) -> None:
+def test_hello_signs_the_challenge_with_the_pinned_key(coordinator: Served) -> None:
     anyone, challenge = coordinator.http(), "c" * 32
     said = anyone.get("/v1/hello", params={"challenge": challenge}).json()
     token = read(coordinator.enrolment_token(coordinator.federation(), "a"))

@@ -1,4 +1,4 @@
-"""A coordinator without its object store: it serves what needs none, and reports it."""
+"""A coordinator without its object store serves what needs no store, and reports the failure."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_a_coordinator_is_ready_without_its_store(
 
 @pytest.mark.s3
 @pytest.mark.slow
-def test_a_coordinator_is_ready_while_s3_is_away(
+def test_a_coordinator_is_ready_while_s3_is_unavailable(
     serve: Callable[..., Served], database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     try:
@@ -111,9 +111,7 @@ def _listed(server: S3Server) -> bool:
 
 @pytest.mark.s3
 @pytest.mark.slow
-def test_a_bucket_that_is_missing_is_reported(
-    serve: Callable[..., Served], database_url: str, s3: S3Server
-) -> None:
+def test_a_missing_bucket_is_reported(serve: Callable[..., Served], database_url: str, s3: S3Server) -> None:
     endpoint = httpx.URL(s3.environment["AWS_ENDPOINT_URL"])
     name = f"no-such-bucket-{endpoint.port}"  # a store is opened once per URL
     served = serve(database_url, payload_store=f"s3://{name}/tessera", tick_seconds=0.05)
@@ -126,7 +124,7 @@ def test_a_bucket_that_is_missing_is_reported(
     assert readiness(served) == READY
 
 
-def test_a_database_that_is_not_migrated_is_not_ready_with_a_store_either(
+def test_an_unmigrated_database_makes_the_service_unready(
     serve: Callable[..., Served], database_url: str, tmp_path: Path
 ) -> None:
     served = serve(database_url, payload_store=f"file://{tmp_path}/store", tick_seconds=0.05)
@@ -136,7 +134,7 @@ def test_a_database_that_is_not_migrated_is_not_ready_with_a_store_either(
 
 
 @pytest.mark.parametrize("url", ["ftp://example.org/payloads", "s3://", "payloads"])
-def test_a_coordinator_does_not_start_with_a_store_that_is_none(
+def test_an_invalid_store_prevents_the_start(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, url: str
 ) -> None:
     monkeypatch.setenv("TESSERA_DATABASE_URL", f"sqlite:///{tmp_path}/tessera.db")

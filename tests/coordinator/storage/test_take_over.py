@@ -62,7 +62,7 @@ def test_an_interrupted_take_over_is_repeated(
     assert list(payload_moves.move(copy, store))
 
 
-def test_a_coordinator_reports_a_dispute_until_it_takes_over(
+def test_a_coordinator_reports_a_dispute_until_take_over(
     serve: Callable[..., Served], database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(workers, "PASS_SECONDS", 0.05)
@@ -82,7 +82,7 @@ def test_a_coordinator_reports_a_dispute_until_it_takes_over(
     assert served.http().get("/readyz").text == "ready\n"
 
 
-def test_taking_over_needs_a_store_and_a_confirmation(database_url: str, tmp_path: Path) -> None:
+def test_take_over_needs_a_store_and_a_confirmation(database_url: str, tmp_path: Path) -> None:
     with closing(Database(database_url)) as database:
         server_key.load(database, SecretStr(SIGNING_KEY))
     missing = command(database_url, "", "take-over", "--yes")
