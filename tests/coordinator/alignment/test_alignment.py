@@ -1,4 +1,4 @@
-"""Packs over HTTP: who may store one, what is refused, what a pack changes."""
+"""Packs over HTTP: who may store one, which are refused, and the effect of a pack."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def refused(answer: httpx.Response) -> tuple[int, str]:
     return answer.status_code, slug(answer)
 
 
-def test_a_pack_is_stored_once_and_served_as_it_came(coordinator: Served) -> None:
+def test_packs_are_stored_once_and_served_unchanged(coordinator: Served) -> None:
     federation_id = aligned(coordinator)
     silo = coordinator.enrol(federation_id, "a")
     path = f"/v1/federations/{federation_id}/alignments/{PIVOT}"
@@ -175,7 +175,7 @@ def with_pivot(coordinator: Served) -> str:
 
 
 @pytest.mark.parametrize("case", HOSTILE)
-def test_a_pack_that_does_not_fit_is_refused(coordinator: Served, with_pivot: str, case: str) -> None:
+def test_an_invalid_pack_is_refused(coordinator: Served, with_pivot: str, case: str) -> None:
     base_model, arrays, fields, kind = HOSTILE[case]
     if base_model == PIVOT:
         with_pivot = aligned(coordinator)
@@ -185,13 +185,13 @@ def test_a_pack_that_does_not_fit_is_refused(coordinator: Served, with_pivot: st
     assert base_model not in [item["base_model"] for item in listed]
 
 
-def test_a_pack_has_no_frames_outside_the_plans_target_modules(coordinator: Served) -> None:
+def test_packs_with_frames_outside_target_modules_are_refused(coordinator: Served) -> None:
     adapter = {"rank": 2, "blocks": 1, "roles": ["q", "v"], "target_modules": ["b0.q"]}
     federation_id = aligned(coordinator, adapter=adapter)
     assert refused(put_pack(coordinator.admin, federation_id, PIVOT)) == (422, "tensor-schema")
 
 
-def test_nobody_joins_before_its_pack_is_stored(coordinator: Served) -> None:
+def test_a_join_needs_a_stored_pack(coordinator: Served) -> None:
     federation_id = aligned(coordinator)
     silo = coordinator.enrol(federation_id, "a")
     coordinator.admin.post(f"/v1/federations/{federation_id}/start")
@@ -202,7 +202,7 @@ def test_nobody_joins_before_its_pack_is_stored(coordinator: Served) -> None:
     assert try_join(silo, 1).status_code == 200
 
 
-def test_packs_of_one_set_share_what_both_selected(coordinator: Served) -> None:
+def test_packs_of_one_set_share_common_modules(coordinator: Served) -> None:
     federation_id = aligned(coordinator)
     digests = {}
     for base_model in (PIVOT, OTHER):

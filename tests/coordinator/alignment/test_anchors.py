@@ -1,4 +1,4 @@
-"""Anchors over HTTP: who stores them, until when, and how many a start needs."""
+"""Anchors over HTTP: who stores them, until when, and the number that a start needs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.coordinator.alignment.test_alignment import ANCHORS, PIVOT, aligned, 
 from tests.served import Served
 
 
-def test_anchors_are_set_by_an_operator_before_the_start(coordinator: Served) -> None:
+def test_operators_store_anchors_before_the_start(coordinator: Served) -> None:
     federation_id = aligned(coordinator, has_anchors=False)
     path = f"/v1/federations/{federation_id}/anchors"
     silo = coordinator.enrol(federation_id, "a")
@@ -31,9 +31,7 @@ def test_anchors_are_set_by_an_operator_before_the_start(coordinator: Served) ->
 
 
 @pytest.mark.parametrize("stored", [0, 2])
-def test_a_federation_does_not_start_with_fewer_anchors_than_it_aligns_on(
-    coordinator: Served, stored: int
-) -> None:
+def test_a_start_needs_the_planned_number_of_anchors(coordinator: Served, stored: int) -> None:
     federation_id = aligned(coordinator, has_anchors=False)
     if stored:
         too_few = {"anchors": ANCHORS["anchors"][:stored]}
@@ -51,7 +49,7 @@ def test_random_frames_start_without_anchors(coordinator: Served) -> None:
     assert coordinator.admin.post(f"/v1/federations/{federation_id}/start").status_code == 200
 
 
-def test_anchors_of_one_id_are_refused(coordinator: Served) -> None:
+def test_anchors_with_duplicate_ids_are_refused(coordinator: Served) -> None:
     federation_id = aligned(coordinator)
     twice = {"anchors": ANCHORS["anchors"][:1] * 2}
     assert refused(coordinator.admin.put(f"/v1/federations/{federation_id}/anchors", json=twice)) == (
@@ -60,7 +58,7 @@ def test_anchors_of_one_id_are_refused(coordinator: Served) -> None:
     )
 
 
-def test_a_federation_without_alignment_takes_neither(coordinator: Served) -> None:
+def test_federations_without_alignment_refuse_anchors_and_packs(coordinator: Served) -> None:
     federation_id = coordinator.federation()
     answer = coordinator.admin.put(f"/v1/federations/{federation_id}/anchors", json=ANCHORS)
     assert refused(answer) == (409, "federation-state")

@@ -1,4 +1,4 @@
-"""What a stored pack changes for its clients and for other packs, and what its downloads count."""
+"""The effect of a stored pack on its clients and on other packs, and its counted downloads."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.signed import request_bytes, signed
 from tests.taking_part import join, put, try_join, update_body, upload_headers, url, values, wait_for
 
 
-def test_a_newcomer_whose_pack_selects_nothing_joins_with_nothing(coordinator: Served) -> None:
+def test_a_newcomer_with_an_empty_selection_may_join(coordinator: Served) -> None:
     federation_id = aligned(coordinator)
     pack = put_pack(coordinator.admin, federation_id, PIVOT).json()["digest"]
     assert put_pack(coordinator.admin, federation_id, OTHER, selected=[]).status_code == 201
@@ -46,7 +46,7 @@ def test_a_newcomer_whose_pack_selects_nothing_joins_with_nothing(coordinator: S
     assert len(served.content) == joined.json()["weights"]["bytes"]
 
 
-def test_a_slower_agent_hears_of_the_pivots_pack_though_others_were_made_on_it(coordinator: Served) -> None:
+def test_a_second_pivot_pack_is_a_conflict(coordinator: Served) -> None:
     federation_id = aligned(coordinator)
     fast, slow = (coordinator.enrol(federation_id, name) for name in ("fast", "slow"))
     second = coordinator.enrol(federation_id, "other", base_model=OTHER)
@@ -57,7 +57,7 @@ def test_a_slower_agent_hears_of_the_pivots_pack_though_others_were_made_on_it(c
 
 
 @pytest.mark.parametrize("error", [0.5, 0.6])
-def test_what_is_aligned_too_badly_is_not_shared(coordinator: Served, error: float) -> None:
+def test_modules_above_max_error_are_not_shared(coordinator: Served, error: float) -> None:
     federation_id = aligned(coordinator, alignment={"pivot": PIVOT, "max_error": 0.5})
     errors = {"b0.q": ERRORS | {"b_task": error}, "b0.v": ERRORS | {"b_task": 0.4}}
     bad = body(federation_id, PIVOT, selected=["b0.v", "b0.q"], errors=errors)
@@ -74,7 +74,7 @@ def test_random_frames_are_not_judged_by_their_errors(coordinator: Served) -> No
     assert deliver(coordinator.admin, federation_id, PIVOT, content).status_code == 201
 
 
-def test_random_frames_need_neither_responses_nor_errors(coordinator: Served) -> None:
+def test_random_frames_need_no_responses_or_errors(coordinator: Served) -> None:
     federation_id = aligned(coordinator, frames="random")
     sent = tensors(PIVOT, responses=False)
     content = body(federation_id, PIVOT, sent, errors={}, selected=MODULES)
@@ -101,7 +101,7 @@ def test_packs_and_anchors_are_counted_as_traffic(coordinator: Served) -> None:
     assert after == (before[0] + len(content), before[1] + down)
 
 
-def test_who_reads_what_is_replaced_may_finish(coordinator: Served) -> None:
+def test_replaced_packs_stay_readable_for_open_downloads(coordinator: Served) -> None:
     federation_id = aligned(coordinator)
     assert put_pack(coordinator.admin, federation_id, PIVOT).status_code == 201
     database = coordinator.database
@@ -117,7 +117,7 @@ def test_who_reads_what_is_replaced_may_finish(coordinator: Served) -> None:
     assert sorted(remaining) == sorted(before)
 
 
-def test_a_pack_that_cannot_be_kept_is_refused_before_it_is_sent(coordinator: Served) -> None:
+def test_a_conflicting_pack_is_refused_before_its_body(coordinator: Served) -> None:
     federation_id = aligned(coordinator)
     silo = coordinator.enrol(federation_id, "a")
     assert put_pack(silo.http, federation_id, PIVOT).status_code == 201

@@ -1,4 +1,4 @@
-"""Plans that require a passed test of alignment packs: who shares before it, who after, and what is said."""
+"""Plans that require a passed test of alignment packs: sharing before and after the test."""
 
 from __future__ import annotations
 
@@ -32,9 +32,7 @@ def sharing(served: Served, federation_id: str) -> dict[str, tuple[str, str]]:
 
 
 @pytest.mark.parametrize("verdict", [None, "failed", "passed"])
-def test_a_base_model_shares_with_others_once_its_pack_has_passed(
-    coordinator: Served, verdict: str | None
-) -> None:
+def test_packs_are_shared_only_after_a_passed_test(coordinator: Served, verdict: str | None) -> None:
     federation_id, of_pivot, of_other = with_packs(coordinator)
     if verdict is not None:
         stored = coordinator.admin.put(path(federation_id), json=figures(of_other, verdict))
@@ -42,7 +40,7 @@ def test_a_base_model_shares_with_others_once_its_pack_has_passed(
     assert_shares(coordinator, federation_id, of_pivot, of_other, across=verdict == "passed")
 
 
-def test_what_is_missing_is_said_and_what_to_do(coordinator: Served) -> None:
+def test_a_missing_test_is_named_with_its_remedy(coordinator: Served) -> None:
     federation_id, _, of_other = with_packs(coordinator)
     before = sharing(coordinator, federation_id)
     assert (before[PIVOT][0], before[OTHER][0]) == ("untested", "untested")
@@ -70,7 +68,7 @@ def test_untested_packs_share_without_the_option(coordinator: Served) -> None:
     assert shown["require_passed"] is False
 
 
-def test_random_frames_cannot_be_required_to_pass(coordinator: Served) -> None:
+def test_random_frames_refuse_a_required_test(coordinator: Served) -> None:
     plan = {"name": "x", "strategy": {"name": "fedmosaic"}, "alignment": REQUIRED | {"frames": "random"}}
     refused = coordinator.admin.post("/v1/federations", json=plan)
     assert (refused.status_code, refused.json()["field"]) == (422, "alignment.require_passed")

@@ -1,4 +1,4 @@
-"""Acceptance tests of packs over HTTP: who may store one, what is refused, what a failed one changes."""
+"""Transfer tests of packs over HTTP: who may store one, which are refused, and the effect of a failure."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def assert_shares(served: Served, federation_id: str, of_pivot: str, of_other: s
     assert (by_client[newcomer.client_id] == (3.0 if across else 4.0)).all()
 
 
-def test_a_test_is_stored_by_a_client_of_the_base_model_and_shown(coordinator: Served) -> None:
+def test_clients_store_tests_of_their_base_model(coordinator: Served) -> None:
     federation_id, pack = with_packs(coordinator)
     shown = coordinator.admin.get(f"/v1/federations/{federation_id}").json()["alignment"]
     assert [(line["base_model"], line["verdict"]) for line in shown] == [
@@ -98,13 +98,13 @@ def test_a_test_is_stored_by_a_client_of_the_base_model_and_shown(coordinator: S
     assert (line["base_model"], line["verdict"]) == (OTHER, "passed")
 
 
-def test_a_client_of_another_base_model_stores_no_test(coordinator: Served) -> None:
+def test_clients_of_other_base_models_store_no_test(coordinator: Served) -> None:
     federation_id, pack = with_packs(coordinator)
     of_pivot = coordinator.enrol(federation_id, "a")
     assert refused(of_pivot.http.put(path(federation_id), json=figures(pack))) == (403, "forbidden")
 
 
-def test_an_operator_who_confirms_a_verdict_makes_it_stand(coordinator: Served) -> None:
+def test_a_verdict_confirmed_by_an_operator_is_final(coordinator: Served) -> None:
     federation_id, pack = with_packs(coordinator)
     first, second = (coordinator.enrol(federation_id, name, base_model=OTHER) for name in ("a", "b"))
     assert first.http.put(path(federation_id), json=figures(pack)).status_code == 201
@@ -151,7 +151,7 @@ HOSTILE: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("case", HOSTILE)
-def test_figures_that_do_not_fit_are_refused(coordinator: Served, case: str) -> None:
+def test_inconsistent_figures_are_refused(coordinator: Served, case: str) -> None:
     federation_id, pack = with_packs(coordinator)
     answer = coordinator.admin.put(path(federation_id), json=figures(pack) | HOSTILE[case])
     assert refused(answer) == (422, "validation")
@@ -161,7 +161,7 @@ def test_figures_that_do_not_fit_are_refused(coordinator: Served, case: str) -> 
     )
 
 
-def test_there_is_nothing_to_test_without_a_pack_or_without_alignment(coordinator: Served) -> None:
+def test_a_test_needs_a_pack_and_alignment(coordinator: Served) -> None:
     digest = "sha256:" + "7" * 64
     federation_id = aligned(coordinator)
     assert refused(coordinator.admin.put(path(federation_id), json=figures(digest))) == (404, "not-found")
@@ -172,7 +172,7 @@ def test_there_is_nothing_to_test_without_a_pack_or_without_alignment(coordinato
     )
 
 
-def test_a_pack_that_is_replaced_is_untested(coordinator: Served) -> None:
+def test_a_replaced_pack_is_untested(coordinator: Served) -> None:
     federation_id, pack = with_packs(coordinator)
     assert coordinator.admin.put(path(federation_id), json=figures(pack)).status_code == 201
     replaced = put_pack(coordinator.admin, federation_id, OTHER, selected=["b0.v"])
@@ -180,9 +180,7 @@ def test_a_pack_that_is_replaced_is_untested(coordinator: Served) -> None:
 
 
 @pytest.mark.parametrize("verdict", ["passed", "failed"])
-def test_after_a_failed_test_a_base_model_shares_with_its_own_kind_only(
-    coordinator: Served, verdict: str
-) -> None:
+def test_failed_packs_share_inside_their_base_model(coordinator: Served, verdict: str) -> None:
     federation_id, pack = with_packs(coordinator)
     of_pivot = put_pack(coordinator.admin, federation_id, PIVOT).json()["digest"]
     assert coordinator.admin.put(path(federation_id), json=figures(pack, verdict)).status_code == 201
@@ -192,7 +190,7 @@ def test_after_a_failed_test_a_base_model_shares_with_its_own_kind_only(
     assert ("identical base model only" in line["sharing"]) == (not across)
 
 
-def test_the_command_line_shows_errors_figures_and_what_follows(coordinator: Served) -> None:
+def test_alignment_commands_show_errors_figures_and_sharing(coordinator: Served) -> None:
     federation_id, pack = with_packs(coordinator)
     tessera = Operator(coordinator)
     listed = tessera("alignment", "list", federation_id)
