@@ -1,4 +1,4 @@
-"""Rounds of a bank of experts over real HTTP: inputs as agents encode them, sums in clear."""
+"""Rounds of a bank of experts over HTTP: inputs as agents encode them, sums without masks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A bank of experts after some summed rounds, straight in a database: a birth, a merge, a pruned expert."""
+"""A bank of experts after some summed rounds, stored directly: a birth, a merge, a pruned expert."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A bank of experts from round to round: what is summed, what stays, and what clients are served."""
+"""Rounds of a bank of experts: the summed groups, unchanged experts, and the served values."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def events(scene: BankScene) -> list[tuple[str, int, int | None]]:
 
 
 @pytest.mark.slow
-def test_only_experts_with_enough_members_change(coordinator: Served) -> None:
+def test_experts_change_only_with_enough_members(coordinator: Served) -> None:
     scene = bank_scene(coordinator, 5, **OF_NEITHER)
     learnt = [
         Learnt(1, 0.4, 0.1),
@@ -77,7 +77,7 @@ def test_members_weigh_by_their_responsibility(coordinator: Served) -> None:
     assert {entry.expert: entry.prior for entry in index.experts} == pytest.approx({1: 0.5, 2: 0.5})
 
 
-def test_a_birth_is_what_the_rejecters_would_change(coordinator: Served) -> None:
+def test_a_newborn_is_the_mean_change_of_rejecters(coordinator: Served) -> None:
     scene = bank_scene(coordinator, 6, **OF_NEITHER)
     others = [Learnt(1, 0.3)] * 3
     scene.play(1, [*others, *[Learnt(2, 0.1, shared, rejects=True) for shared in (0.9, 0.3, 0.6)]])
@@ -92,7 +92,7 @@ def test_a_birth_is_what_the_rejecters_would_change(coordinator: Served) -> None
 
 
 @pytest.mark.slow
-def test_rejecters_are_summed_only_in_the_round_of_a_birth(coordinator: Served) -> None:
+def test_changes_of_rejecters_are_summed_only_at_births(coordinator: Served) -> None:
     """Row 16: a change of theirs in every round would double what all members send of the shared expert."""
     scene = bank_scene(coordinator, 6, **OF_NEITHER, birth_patience=2)
     learnt = [*[Learnt(1, 0.3)] * 3, *[Learnt(2, 0.1, 0.5, rejects=True)] * 3]
@@ -105,7 +105,7 @@ def test_rejecters_are_summed_only_in_the_round_of_a_birth(coordinator: Served) 
 
 
 @pytest.mark.parametrize("rejecting", [2, 4], ids=["two reject", "all but one reject"])
-def test_a_birth_shows_no_change_of_a_few(coordinator: Served, rejecting: int) -> None:
+def test_small_groups_of_rejecters_cause_no_birth(coordinator: Served, rejecting: int) -> None:
     """The newborn is the sum of those who reject; what it lacks of the sum of all is the others'."""
     scene = bank_scene(coordinator, 5, **OF_NEITHER)
     scene.play(1, [*[Learnt(1, 0.3)] * (5 - rejecting), *[Learnt(2, 0.1, 0.9, rejects=True)] * rejecting])
@@ -113,7 +113,7 @@ def test_a_birth_shows_no_change_of_a_few(coordinator: Served, rejecting: int) -
     assert [entry.expert for entry in scene.begin(scene.silos[0], 2)[1].experts] == [1, 2]
 
 
-def test_an_expert_that_nobody_uses_is_archived(coordinator: Served) -> None:
+def test_an_unused_expert_is_archived(coordinator: Served) -> None:
     scene = bank_scene(coordinator, 3, merge_above=1.0, prune_patience=1)
     scene.play(1, [Learnt(1, 0.3)] * 3)
     assert events(scene) == [("pruned", 2, None)]
@@ -125,7 +125,7 @@ def test_an_expert_that_nobody_uses_is_archived(coordinator: Served) -> None:
 
 
 @pytest.mark.slow
-def test_experts_that_are_alike_are_merged(coordinator: Served) -> None:
+def test_similar_experts_are_merged(coordinator: Served) -> None:
     scene = bank_scene(coordinator, 6, merge_patience=1, prune_patience=64)
     scene.play(1, [*[Learnt(1, 0.2)] * 3, *[Learnt(2, 0.6)] * 3])
     assert events(scene) == [("merged", 2, 1)]

@@ -1,4 +1,4 @@
-"""Values of experts are stored in float16, and small changes are not lost by it."""
+"""Values of experts in float16, with stochastic rounding that keeps small changes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def test_the_mean_of_many_roundings_is_the_value() -> None:
     assert rounded.astype(np.float64).mean() == pytest.approx(values[0], abs=2e-7)
 
 
-def test_values_of_float16_stay() -> None:
+def test_float16_values_are_unchanged_by_rounding() -> None:
     values = np.array([0.0, 0.5, -0.25, 65504.0, 6e-8, -1.0], np.float16)
     for seed in range(20):
         rounded = rounded_to_half(values.astype(np.float32), np.random.default_rng(seed))

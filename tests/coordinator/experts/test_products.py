@@ -1,4 +1,4 @@
-"""Experts as functions: likeness, merging and newborns do not depend on the choice of factors."""
+"""Experts as functions: similarity, merging and newborns do not depend on the choice of factors."""
 
 from __future__ import annotations
 
@@ -55,13 +55,13 @@ def test_likeness_is_the_cosine_of_the_products() -> None:
     assert raw @ spelled / np.linalg.norm(raw) / np.linalg.norm(spelled) < 0.95
 
 
-def test_an_expert_that_learnt_nothing_is_like_no_other() -> None:
+def test_an_untrained_expert_has_a_cosine_of_zero() -> None:
     empty = {name: values * name.endswith(".A") for name, values in lora(0).items()}
     assert cosine(empty, lora(1)) == 0
     assert cosine(empty, empty) == 0
 
 
-def test_experts_over_aligned_frames_are_compared_as_they_are() -> None:
+def test_p_and_q_of_experts_are_compared_directly() -> None:
     rng = np.random.default_rng(0)
     first = {"b0.q.P": rng.normal(size=(3, 3)), "b0.q.Q": rng.normal(size=3)}
     second = {"b0.q.P": rng.normal(size=(3, 3)), "b0.q.Q": rng.normal(size=3)}
@@ -83,7 +83,7 @@ def test_merging_averages_functions_not_factors() -> None:
     assert function(mean) == pytest.approx(-0.5 * function(first), abs=1e-4)
 
 
-def test_a_merged_expert_is_the_nearest_of_its_rank() -> None:
+def test_merged_experts_are_the_best_low_rank_approximation() -> None:
     first, second = lora(0), lora(1)
     mean = merged(first, second, (2.0, 1.0), bank_start(1))
     for module in MODULES:
@@ -99,7 +99,7 @@ def test_a_merged_expert_is_the_nearest_of_its_rank() -> None:
         merged(first, second, (0.0, 0.0), bank_start(1))
 
 
-def test_a_newborn_is_the_change_beside_the_shared_expert() -> None:
+def test_a_newborn_excludes_the_shared_expert() -> None:
     """Row 15: a copy of the shared expert would count it twice, since it stays beside with weight 1."""
     shared, change = lora(0), lora(1, scale=0.1)
     changed = {name: values + change[name] for name, values in shared.items()}
@@ -114,7 +114,7 @@ def test_a_newborn_is_the_change_beside_the_shared_expert() -> None:
     assert function(child) == pytest.approx(exact, abs=1e-5)
 
 
-def test_ranks_that_a_newborn_does_not_need_can_learn() -> None:
+def test_unused_ranks_of_a_newborn_are_trainable() -> None:
     """Zeros in both factors would never get a gradient."""
     shared = lora(0)
     change = {name: np.zeros_like(values) for name, values in shared.items()}

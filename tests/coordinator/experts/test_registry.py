@@ -1,4 +1,4 @@
-"""Births, pruned and merged experts of a bank: each needs many members, several rounds, and has a reason."""
+"""Births, prunings and merges of experts: each needs many members and several rounds, and has a reason."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def run(
     return bank, events
 
 
-def test_a_birth_needs_enough_members_in_rounds_in_a_row() -> None:
+def test_a_birth_needs_enough_rejects_in_consecutive_rounds() -> None:
     bank = new_bank(2, RULES, 0)
     first = play(bank, 5, even(bank), rejects=4)
     assert not first.events
@@ -73,7 +73,7 @@ def test_a_birth_needs_enough_members_in_rounds_in_a_row() -> None:
 
 
 @pytest.mark.parametrize(("members", "rejects"), [(10, 1), (10, 2), (60, 5)])
-def test_few_members_force_no_birth(members: int, rejects: int) -> None:
+def test_few_members_cause_no_birth(members: int, rejects: int) -> None:
     """Defects 4 and 14, row 7: a share of .1 was one client of ten, and two learn each other's change."""
     bank = new_bank(2, RULES, 0)
     for number in range(1, 20):
@@ -82,7 +82,7 @@ def test_few_members_force_no_birth(members: int, rejects: int) -> None:
         bank = outcome.bank
 
 
-def test_clients_whom_all_experts_fit_alike_cause_no_birth() -> None:
+def test_equally_fitting_experts_cause_no_birth() -> None:
     """Defect 4: with undifferentiated clients the bank grew from 4 to 11 experts in 14 rounds."""
     bank, events = run(new_bank(4, RULES, 5), range(1, 15), None)
     assert not events
@@ -99,7 +99,7 @@ def test_births_stop_at_k_max_and_wait_between() -> None:
     assert len(bank.active) == 4
 
 
-def test_the_change_of_rejecters_is_summed_only_when_a_birth_is_due() -> None:
+def test_changes_of_rejecters_are_summed_for_due_births() -> None:
     """Row 16: asked for in every round it would double what is sent of the shared expert."""
     bank, told = new_bank(2, RULES, 0), counts({1: 7, 2: 7}, rejects=5)
     assert not is_birth_due(bank, RULES, told, 0, 9)
@@ -113,7 +113,7 @@ def test_the_change_of_rejecters_is_summed_only_when_a_birth_is_due() -> None:
     assert not is_birth_due(patient, replace(RULES, k_max=2), told, 0, 9)
 
 
-def test_no_birth_without_the_change_of_the_rejecters() -> None:
+def test_a_birth_needs_the_change_of_rejecters() -> None:
     bank = replace(new_bank(2, RULES, 0), rejected=4)
     sums = RoundSums(counts(even(bank), rejects=9), {1: 7.0}, has_newborn=False)
     outcome = after_round(bank, RULES, sums, 9, unlike)
@@ -121,7 +121,7 @@ def test_no_birth_without_the_change_of_the_rejecters() -> None:
     assert outcome.bank.rejected == 5
 
 
-def test_an_expert_without_members_is_pruned_after_its_patience() -> None:
+def test_unused_experts_are_pruned_after_prune_patience() -> None:
     bank = new_bank(3, RULES, 0)
     bank, events = run(bank, range(1, 4), {1: 7, 2: 8})
     assert not events  # its grace
@@ -137,7 +137,7 @@ def test_an_expert_without_members_is_pruned_after_its_patience() -> None:
     assert sum(expert.prior for expert in bank.active) == pytest.approx(1)
 
 
-def test_a_newborn_is_not_judged_by_counts_of_before_its_birth() -> None:
+def test_a_newborn_begins_without_strikes_and_in_grace() -> None:
     """Defect 5: a strike in its birth round made a patience of 3 one of 2; and it begins in grace."""
     bank = replace(new_bank(2, RULES, 0), rejected=1)
     bank = play(bank, 10, even(bank), rejects=5).bank
@@ -149,7 +149,7 @@ def test_a_newborn_is_not_judged_by_counts_of_before_its_birth() -> None:
     assert [(event.change, event.expert, event.round) for event in events] == [("pruned", 3, 16)]
 
 
-def test_use_between_the_two_limits_keeps_strikes_as_they_are() -> None:
+def test_use_between_the_limits_keeps_strikes_unchanged() -> None:
     bank = new_bank(2, RULES, 0)
     members = 100
 
@@ -164,14 +164,14 @@ def test_use_between_the_two_limits_keeps_strikes_as_they_are() -> None:
     assert after(between, 12, 0)[2].strikes == 2
 
 
-def test_the_last_active_expert_stays_and_prunings_wait_between() -> None:
+def test_prunings_are_spaced_and_keep_one_expert() -> None:
     bank, events = run(new_bank(4, RULES, 0), range(1, 30), {})
     assert [(event.expert, event.round) for event in events] == [(1, 6), (2, 9), (3, 12)]
     assert [expert.expert for expert in bank.active] == [4]
     assert bank[4].prior == pytest.approx(1)
 
 
-def test_ordinals_are_never_used_again() -> None:
+def test_expert_numbers_are_never_reused() -> None:
     """Row 17: routers, optimisers and feedback would meet a stranger in a slot that was filled again."""
     bank, _ = run(new_bank(3, RULES, 0), range(1, 8), {1: 7, 2: 8})
     assert bank[3].status == "archived"
@@ -181,7 +181,7 @@ def test_ordinals_are_never_used_again() -> None:
     assert [expert.expert for expert in bank.active] == [1, 2, 4]
 
 
-def test_two_alike_experts_are_merged_in_the_second_round() -> None:
+def test_similar_experts_are_merged_in_the_second_round() -> None:
     bank, pairs = new_bank(3, RULES, 0), []
 
     def likeness(first: int, second: int) -> float:
@@ -205,7 +205,7 @@ def test_two_alike_experts_are_merged_in_the_second_round() -> None:
     assert sum(expert.prior for expert in merged.bank.active) == pytest.approx(1)
 
 
-def test_of_several_alike_pairs_the_nearest_is_merged() -> None:
+def test_the_most_similar_pair_of_experts_is_merged() -> None:
     bank = replace(new_bank(4, RULES, 0), alike={(1, 2): 1, (3, 4): 1, (2, 4): 1})
     cosines = {(1, 2): 0.96, (3, 4): 0.99, (2, 4): 0.97}
     merged = play(bank, 9, even(bank), likeness=lambda *pair: cosines.get(pair, 0.0))
@@ -213,7 +213,7 @@ def test_of_several_alike_pairs_the_nearest_is_merged() -> None:
     assert merged.bank.alike == {(1, 2): 2}
 
 
-def test_a_round_decides_prior_then_birth_then_prune_then_merge() -> None:
+def test_rounds_decide_prior_birth_prune_merge_in_order() -> None:
     rules = replace(RULES, merge_patience=1)
     bank = replace(new_bank(4, rules, 0), rejected=1)
     bank = replace(bank, experts=(*bank.experts[:3], replace(bank[4], strikes=2, utilisation=0.0)))

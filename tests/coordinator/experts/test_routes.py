@@ -1,4 +1,4 @@
-"""A bank is shown to people and members, and members download the revisions of its experts."""
+"""Routes of banks: views for people and members, and downloads of revisions."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_a_revision_is_a_body_of_the_expert(member: Silo, bodies: list[StoredBod
         np.testing.assert_array_equal(envelope.read("l0.q.B").ravel(), np.arange(12, 20))
 
 
-def test_a_revision_is_sent_in_part_and_not_again(member: Silo, bodies: list[StoredBody]) -> None:
+def test_revisions_support_ranges_and_if_none_match(member: Silo, bodies: list[StoredBody]) -> None:
     newest, place = bodies[-1], path(member, 1, 6)
     part = member.http.get(place, headers={"Range": "bytes=100-"})
     assert (part.status_code, part.content) == (206, newest.body[100:])
@@ -132,9 +132,7 @@ def test_experts_are_counted_by_state(coordinator: Served, bodies: list[StoredBo
     assert coordinator.counted('tessera_experts{state="active"}') >= 3
 
 
-def test_each_change_of_a_bank_is_an_event(
-    coordinator: Served, member: Silo, bodies: list[StoredBody]
-) -> None:
+def test_changes_of_a_bank_are_events(coordinator: Served, member: Silo, bodies: list[StoredBody]) -> None:
     with coordinator.database.read() as session:
         events = event_log.since(session, member.federation_id, 0, client_id=member.client_id)
     changes = [event.data for event in events if event.kind == "expert"]
@@ -143,7 +141,7 @@ def test_each_change_of_a_bank_is_an_event(
     assert len(changes) == 3
 
 
-def test_changes_of_deleted_rounds_are_listed_and_no_events(coordinator: Served) -> None:
+def test_changes_of_deleted_rounds_stay_in_the_list(coordinator: Served) -> None:
     federation_id = coordinator.federation(**PLAN)
     store_bank(coordinator.database, federation_id)
     with coordinator.database.write() as session:

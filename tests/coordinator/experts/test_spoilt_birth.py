@@ -1,4 +1,4 @@
-"""A birth whose sum of weights is none: members can add anything to a sum."""
+"""A birth with an invalid sum of weights, which members can cause."""
 
 from __future__ import annotations
 

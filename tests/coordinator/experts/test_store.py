@@ -1,4 +1,4 @@
-"""A bank is read back as it was stored, and no revision goes that a round or an expert needs."""
+"""Stored banks: read back unchanged, and revisions that a round or an expert needs are kept."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def revise(database: Database, expert: int, number: int) -> int:
     return payload_id
 
 
-def test_each_round_begins_with_the_newest_revisions_before_it(database: Database) -> None:
+def test_rounds_begin_with_the_newest_earlier_revisions(database: Database) -> None:
     bank_of(database)
     stored = {place: revise(database, *place) for place in ((1, 0), (2, 0), (1, 2), (2, 3))}
     with database.read() as session:
@@ -109,7 +109,7 @@ def test_each_round_begins_with_the_newest_revisions_before_it(database: Databas
         revise(database, 9, 1)  # no such expert
 
 
-def test_superseded_revisions_are_pruned_and_the_last_of_an_expert_stays(database: Database) -> None:
+def test_pruning_keeps_the_last_revision_of_experts(database: Database) -> None:
     bank = bank_of(database)
     places = ((1, 0), (1, 2), (1, 3), (1, 5), (2, 0), (3, 1))  # 2 and 3 do not change any more
     stored = {place: revise(database, *place) for place in places}
@@ -132,7 +132,7 @@ def test_superseded_revisions_are_pruned_and_the_last_of_an_expert_stays(databas
             store.revisions(session, FEDERATION, 2)
 
 
-def test_active_experts_of_voided_values_begin_anew(database: Database) -> None:
+def test_active_experts_of_voided_values_restart(database: Database) -> None:
     plan = FederationPlan.model_validate({"name": "bank", **PLAN, "rounds": {"min_clients": 5, "total": 20}})
     with database.write() as session:
         session.add(federation_row(FEDERATION, database_time(session)))
