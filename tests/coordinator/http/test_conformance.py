@@ -1,4 +1,4 @@
-"""Does the service do what its OpenAPI document says, whatever is sent?"""
+"""Conformance of the service to its OpenAPI document, for generated requests."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def conformance(served: Served, *options: str, cwd: Path, examples: str = "20", 
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def answered(served: Served) -> set[tuple[str, str, int]]:
+def answered_routes(served: Served) -> set[tuple[str, str, int]]:
     """Give which methods and routes were answered with which status."""
     lines = re.findall(
         r'tessera_request_seconds_count{method="(\w+)",route="([^"]+)",status="(\d+)"}',
@@ -62,7 +62,7 @@ def answered(served: Served) -> set[tuple[str, str, int]]:
 
 
 @pytest.mark.long
-def test_the_service_does_what_its_document_says(coordinator: Served, tmp_path: Path) -> None:
+def test_answers_conform_to_the_openapi_document(coordinator: Served, tmp_path: Path) -> None:
     coordinator.enrol(coordinator.federation(), "a")
     person = ("--header", f"Authorization: Bearer {ADMIN_TOKEN}")
     checks = ("--exclude-checks", EXCLUDED, "--exclude-path-regex", OUT_OF_REACH)
@@ -71,9 +71,7 @@ def test_the_service_does_what_its_document_says(coordinator: Served, tmp_path: 
 
 @pytest.mark.long
 @pytest.mark.timeout(900)
-def test_what_clients_sign_and_tensors_get_what_the_document_says(
-    coordinator: Served, tmp_path: Path
-) -> None:
+def test_answers_to_signed_tensors_conform_to_the_document(coordinator: Served, tmp_path: Path) -> None:
     federation_id, (silo, _) = running(coordinator)
     cases = {
         "key": encode_pem(silo.key).decode(),
@@ -101,7 +99,7 @@ def test_what_clients_sign_and_tensors_get_what_the_document_says(
     )
     reached = {
         (method, route.rpartition("/")[2], status)
-        for method, route, status in answered(coordinator)
+        for method, route, status in answered_routes(coordinator)
         if route.startswith("/v1/federations/{fid}/rounds/{n}/") or route == "/v1/me"
     }
     assert {

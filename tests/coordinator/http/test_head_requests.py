@@ -1,4 +1,4 @@
-"""HEAD is answered wherever there is GET, with its header fields and without a body."""
+"""HEAD requests: the header fields of GET, without a body."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_head_of_events_ends_at_once(coordinator: Served) -> None:
     assert coordinator.admin.get("/v1/federations").status_code == 200
 
 
-def test_head_is_refused_as_get_is(coordinator: Served) -> None:
+def test_head_is_refused_like_get(coordinator: Served) -> None:
     assert coordinator.http().head("/v1/federations").status_code == 401
     assert coordinator.http().head("/nowhere").status_code == 404
     assert coordinator.http().head("/v1/enrolments").status_code == 405

@@ -1,4 +1,4 @@
-"""Messages in JSON over HTTP: what is not strictly one is refused, before and while it is read."""
+"""JSON bodies over HTTP: values of other types, sizes and encodings are refused."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ JSON = {"Content-Type": "application/json"}
 
 
 @pytest.mark.parametrize("value", ["true", '"3"', "3.5", "null"])
-def test_a_number_is_a_number_and_nothing_else(coordinator: Served, value: str) -> None:
+def test_integers_refuse_other_json_types(coordinator: Served, value: str) -> None:
     body = f'{{"name": "x", "strategy": {{"name": "fedavg"}}, "rounds": {{"total": {value}}}}}'
     refused = coordinator.admin.post("/v1/federations", content=body, headers=JSON)
     assert (refused.status_code, refused.json()["field"]) == (422, "rounds.total")
@@ -32,7 +32,7 @@ def test_other_media_types_and_encodings_are_refused(coordinator: Served) -> Non
         assert (refused.status_code, slug(refused)) == (415, expected)
 
 
-def test_a_json_body_over_the_limit_is_refused_announced_or_not(coordinator: Served) -> None:
+def test_an_oversized_json_body_is_refused(coordinator: Served) -> None:
     large = b'"' + b"x" * 2**16 + b'"'
 
     def chunks() -> Iterator[bytes]:
@@ -46,7 +46,7 @@ def test_a_json_body_over_the_limit_is_refused_announced_or_not(coordinator: Ser
     assert coordinator.admin.get("/v1/federations").status_code == 200
 
 
-def test_who_hangs_up_amid_a_json_body_is_refused_like_everybody_else(coordinator: Served) -> None:
+def test_a_disconnect_inside_a_json_body_gets_400(coordinator: Served) -> None:
     head = b"POST /v1/enrolments HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99\r\n"
     with coordinator.line() as line:
         line.sendall(head + b'Content-Type: application/json\r\n\r\n{"token": ')

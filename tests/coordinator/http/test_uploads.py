@@ -71,9 +71,7 @@ def _on_a_full_disk(**_: object) -> BinaryIO:
     return os.fdopen(os.open("/dev/full", os.O_RDWR), "r+b")
 
 
-def test_a_full_disk_is_said_and_nothing_is_wrong_when_there_is_space_again(
-    url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_uploads_recover_after_a_full_disk(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     body = b"x" * CAP
     with monkeypatch.context() as full:
         full.setattr(tempfile, "TemporaryFile", _on_a_full_disk)
@@ -83,9 +81,7 @@ def test_a_full_disk_is_said_and_nothing_is_wrong_when_there_is_space_again(
     assert httpx.put(f"{url}/body", content=body, headers=_headers(body)).status_code == 200
 
 
-def test_small_bodies_need_no_disk_while_there_is_room_for_all_of_them_in_memory(
-    url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_small_uploads_use_memory_within_its_budget(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     small, smaller = b"x" * (3 * 2**19), b"x" * 2**18
 
     def put(body: bytes) -> int:
@@ -98,9 +94,7 @@ def test_small_bodies_need_no_disk_while_there_is_room_for_all_of_them_in_memory
     assert [put(smaller) for _ in range(8)] == [200] * 8, "what was taken is given back"
 
 
-def test_a_body_that_is_announced_as_large_takes_little_memory_on_its_way_to_the_disk(
-    url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_announced_large_uploads_use_little_memory(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     in_use = [0]
 
     class Counting(uploads._MemoryBudget):
@@ -120,7 +114,7 @@ def test_a_body_that_is_announced_as_large_takes_little_memory_on_its_way_to_the
 
 
 @pytest.mark.parametrize("announced", [True, False])
-def test_what_has_no_room_in_memory_waits_for_no_thread(
+def test_uploads_beyond_the_memory_budget_need_no_thread(
     url: str, monkeypatch: pytest.MonkeyPatch, announced: bool
 ) -> None:
     """A thousand bodies would each keep a piece meanwhile, and more would come in behind it."""

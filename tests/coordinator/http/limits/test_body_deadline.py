@@ -1,4 +1,4 @@
-"""How long a body may take, on a clock that is moved by hand."""
+"""Deadlines of request bodies, on a clock that is set by hand."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MB = 10**6
 PIECE = bytes(MB)
 
 
-def received(
+def receive_body(
     monkeypatch: pytest.MonkeyPatch, waits: Sequence[float], *, announced: int | None, busy: float = 0.0
 ) -> int:
     """Receive pieces of a megabyte, each after so many seconds; give their bytes. `busy` = our own time."""
@@ -48,7 +48,7 @@ def received(
     return total
 
 
-def test_a_body_has_thirty_seconds_and_one_for_each_megabyte() -> None:
+def test_body_deadlines_grow_by_a_second_per_megabyte() -> None:
     assert body_seconds(0, MB) == GRACE_SECONDS
     assert body_seconds(64 * MB, MB) == GRACE_SECONDS + 64
     assert body_seconds(1024 * MB, MB) == GRACE_SECONDS + 1024
@@ -56,20 +56,20 @@ def test_a_body_has_thirty_seconds_and_one_for_each_megabyte() -> None:
 
 @pytest.mark.parametrize("announced", [60 * MB, None])
 def test_a_megabyte_a_second_is_fast_enough(monkeypatch: pytest.MonkeyPatch, announced: int | None) -> None:
-    assert received(monkeypatch, [1.0] * 60, announced=announced) == 60 * MB
+    assert receive_body(monkeypatch, [1.0] * 60, announced=announced) == 60 * MB
 
 
 @pytest.mark.parametrize("announced", [60 * MB, None])
-def test_half_of_it_is_not_for_a_large_body(monkeypatch: pytest.MonkeyPatch, announced: int | None) -> None:
+def test_half_a_megabyte_a_second_is_too_slow(monkeypatch: pytest.MonkeyPatch, announced: int | None) -> None:
     with pytest.raises(RequestTimeout):
-        received(monkeypatch, [2.0] * 60, announced=announced)
+        receive_body(monkeypatch, [2.0] * 60, announced=announced)
 
 
-def test_our_own_time_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert received(monkeypatch, [0.5] * 10, announced=10 * MB, busy=60.0) == 10 * MB
+def test_the_servers_own_time_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert receive_body(monkeypatch, [0.5] * 10, announced=10 * MB, busy=60.0) == 10 * MB
 
 
-def test_a_pause_ends_it_whatever_time_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_idle_body_times_out_before_its_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(body_deadline, "IDLE_SECONDS", 0.05)
 
     async def never() -> Message:

@@ -1,4 +1,4 @@
-"""One at a time, in the order of who asked, and nothing is remembered of who is done."""
+"""Keyed locks: one holder at a time, in order of arrival, and no memory of finished holders."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from coordinator.http.limits import concurrency
 from coordinator.http.limits.concurrency import KeyedLock
 
 
-def test_the_second_waits_for_the_first_and_another_does_not() -> None:
+def test_a_keyed_lock_serialises_only_equal_keys() -> None:
     said: list[str] = []
 
     async def upload(turns: KeyedLock, name: str, say: str) -> None:
@@ -32,7 +32,7 @@ def test_the_second_waits_for_the_first_and_another_does_not() -> None:
     assert not turns._locks
 
 
-def test_who_waits_too_long_is_sent_away_and_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lock_waiter_is_refused_after_its_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(concurrency, "_PATIENCE_SECONDS", 0.01)
 
     async def second(turns: KeyedLock) -> None:

@@ -1,4 +1,4 @@
-"""Who does not take a real server's answers is cut off; who takes them slowly is not."""
+"""Connections whose clients stop reading answers are closed; slow readers stay connected."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def running(server: Answering) -> Iterator[None]:
 
 
 @pytest.mark.slow
-def test_who_is_refused_amid_an_answer_and_does_not_take_the_rest_is_cut_off(
+def test_a_refused_client_that_stops_reading_is_disconnected(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(limits, "IDLE_SECONDS", 1.0)
@@ -81,7 +81,7 @@ def test_who_is_refused_amid_an_answer_and_does_not_take_the_rest_is_cut_off(
 
 
 @pytest.mark.long
-def test_who_takes_an_answer_slowly_but_steadily_does_not_seem_to_stand_still(
+def test_a_slow_steady_reader_stays_connected(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(limits, "IDLE_SECONDS", 4.0)

@@ -140,7 +140,7 @@ def test_mixed_requests_are_answered_in_order(server: Echo, size: int) -> None:
     assert answered == [text.replace("y" * 70000, "y" * 70) if size <= 100 else text for text in ANSWERED]
 
 
-def sent_without_waiting(line: socket.socket, request: bytes) -> int:
+def send_until_blocked(line: socket.socket, request: bytes) -> int:
     """Send a request again and again until the other side takes no more; return the bytes sent."""
     line.setblocking(False)
     total, quiet, rest = 0, 0, b""
@@ -179,7 +179,7 @@ def test_requests_behind_an_unanswered_request_are_held(server: Echo, kind: str)
         line.sendall(head("GET", "/first"))
         wait_until(lambda: server.calls == calls + 1)
         (protocol,) = set(server.protocols) - before
-        sent = sent_without_waiting(line, KINDS[kind])
+        sent = send_until_blocked(line, KINDS[kind])
         assert sent > READ_BYTES, "the kernel holds the rest"
         assert server.calls == calls + 1
         assert not protocol.pipeline
@@ -192,7 +192,7 @@ def test_requests_behind_an_unanswered_request_are_held(server: Echo, kind: str)
 
 
 @pytest.mark.parametrize("kind", ["HTTP/1.0", "an upgrade"])
-def test_nothing_behind_a_last_request_is_answered(server: Echo, kind: str) -> None:
+def test_requests_behind_a_last_request_are_ignored(server: Echo, kind: str) -> None:
     calls = server.calls
     with closing(server.connect()) as line:
         line.sendall(KINDS[kind] + head("GET", "/hidden"))
@@ -200,7 +200,7 @@ def test_nothing_behind_a_last_request_is_answered(server: Echo, kind: str) -> N
     assert server.calls == calls + 1
 
 
-def test_continue_is_sent_when_the_request_is_due(server: Echo) -> None:
+def test_a_100_continue_waits_for_its_request(server: Echo) -> None:
     server.opened.clear()
     with closing(server.connect()) as line:
         line.sendall(head("GET", "/first") + KINDS["expecting 100"])
@@ -234,7 +234,7 @@ def test_connections_that_hold_too_much_are_refused(server: Echo, monkeypatch: p
         assert responses(line_again, 2) == ["[GET /again ]"] * 2
 
 
-def test_chunked_body_of_ends_is_refused(server: Echo) -> None:
+def test_a_chunked_body_of_endings_is_refused(server: Echo) -> None:
     chunk = b"10000\r\n" + b"\r\n" * 2**15 + b"\r\n"
     with closing(server.connect()) as line:
         line.sendall(head("POST", "/1", "Transfer-Encoding: chunked"))
@@ -243,7 +243,7 @@ def test_chunked_body_of_ends_is_refused(server: Echo) -> None:
         assert b" 400 " in line.recv(65536).split(b"\r\n")[0]
 
 
-def test_malformed_request_behind_another_is_refused(server: Echo) -> None:
+def test_a_malformed_request_behind_another_is_refused(server: Echo) -> None:
     with closing(server.connect()) as line:
         line.sendall(head("GET", "/first") + b"no request\r\n\r\n" + head("GET", "/hidden"))
         text = b""
@@ -253,7 +253,7 @@ def test_malformed_request_behind_another_is_refused(server: Echo) -> None:
     assert b"hidden" not in text
 
 
-def test_half_a_request_behind_another_has_a_deadline(server: Echo, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_partial_pipelined_request_has_a_deadline(server: Echo, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("coordinator.http.limits.connections.HEAD_SECONDS", 0.3)
     server.opened.clear()
     with closing(server.connect()) as line:

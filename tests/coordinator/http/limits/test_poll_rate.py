@@ -1,4 +1,4 @@
-"""Clients that poll at a reasonable pace are never refused; others are refused one by one."""
+"""Limits of polls: a reasonable rate is never refused, and refusals are spaced."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.waiting import wait_until
 POLLS = 60
 
 
-def test_ten_at_once_and_one_a_second_after_that() -> None:
+def test_polls_allow_a_burst_then_one_per_second() -> None:
     now = [100.0]
     polls = PollRate(1.0, clock=lambda: now[0])
     for _ in range(BURST):
@@ -50,7 +50,7 @@ def test_ten_at_once_and_one_a_second_after_that() -> None:
         polls.take("a")
 
 
-def test_asking_in_vain_costs_nothing_more() -> None:
+def test_refused_polls_do_not_extend_the_wait() -> None:
     now = [0.0]
     polls = PollRate(1.0, clock=lambda: now[0])
     for _ in range(BURST):
@@ -88,7 +88,7 @@ def _delay(polls: PollRate, client_id: str) -> float:
 @pytest.mark.parametrize(
     ("path", "burst"), [("rounds/current", BURST), ("rounds/1/secure-sum", SUM_POLLS_AT_ONCE)]
 )
-def test_sixty_refused_polls_wait_without_a_thread_each(
+def test_refused_polls_wait_without_a_thread_each(
     serve: Callable[..., Served],
     fresh_database: Callable[[str], str],
     monkeypatch: pytest.MonkeyPatch,
@@ -123,7 +123,7 @@ def _recorded(refused: list[float]) -> type[PollRefused]:
     return Recorded
 
 
-def test_a_refused_poll_ends_when_its_client_has_gone() -> None:
+def test_a_refused_poll_ends_when_its_client_disconnects() -> None:
     messages: list[Message] = [{"type": "http.request"}, {"type": "http.disconnect"}]
 
     async def receive() -> Message:
@@ -140,7 +140,7 @@ def test_a_refused_poll_ends_when_its_client_has_gone() -> None:
     assert not messages
 
 
-def test_a_client_reads_about_itself_ten_times_at_once(
+def test_reads_of_me_are_limited_per_client(
     serve: Callable[..., Served], fresh_database: Callable[[str], str]
 ) -> None:
     served = serve(fresh_database("sqlite"), polls_per_second=1e-6)
