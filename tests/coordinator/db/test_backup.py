@@ -1,4 +1,4 @@
-"""A coordinator that was lost goes on from its backup: clients, rounds and weights are all there."""
+"""Backups: a coordinator restored from one continues with its clients, rounds and weights."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _tessera_backup(url: str, file: Path) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.slow
-def test_rounds_go_on_from_a_backup_as_if_nothing_had_happened(
+def test_rounds_continue_from_a_restored_backup(
     serve: Callable[..., Served], database_url: str, back_up_and_restore: Backup
 ) -> None:
     first = serve(database_url, tick_seconds=0.05, retry_seconds=0.1)
@@ -76,7 +76,7 @@ def test_rounds_go_on_from_a_backup_as_if_nothing_had_happened(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["sqlite"], indirect=True)
-def test_a_backup_taken_while_clients_deliver_is_one_consistent_state(
+def test_a_backup_during_deliveries_is_consistent(
     serve: Callable[..., Served], database_url: str, tmp_path: Path
 ) -> None:
     served = serve(database_url, tick_seconds=0.02, retry_seconds=0.1)
@@ -108,7 +108,7 @@ def test_a_backup_taken_while_clients_deliver_is_one_consistent_state(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["sqlite"], indirect=True)
-def test_a_backup_overwrites_nothing(database_url: str, tmp_path: Path) -> None:
+def test_a_backup_overwrites_no_file(database_url: str, tmp_path: Path) -> None:
     there = tmp_path / "backup.db"
     there.write_text("precious")
     done = _tessera_backup(database_url, there)
@@ -118,7 +118,7 @@ def test_a_backup_overwrites_nothing(database_url: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("backend", ["sqlite"], indirect=True)
-def test_a_damaged_database_is_not_taken_for_a_backup(database_url: str, tmp_path: Path) -> None:
+def test_a_damaged_database_is_not_backed_up(database_url: str, tmp_path: Path) -> None:
     damaged = tmp_path / "damaged.db"
     content = bytearray(Path(database_url.removeprefix("sqlite:///")).read_bytes())
     content[16384 * 2 : 16384 * 6] = bytes(16384 * 4)
@@ -131,7 +131,7 @@ def test_a_damaged_database_is_not_taken_for_a_backup(database_url: str, tmp_pat
 
 
 @pytest.mark.parametrize("backend", ["postgres"], indirect=True)
-def test_postgresql_is_sent_to_its_own_tool(database_url: str, tmp_path: Path) -> None:
+def test_the_backup_command_refers_postgresql_to_pg_dump(database_url: str, tmp_path: Path) -> None:
     done = _tessera_backup(database_url, tmp_path / "backup.db")
     assert done.returncode == 1
     assert "pg_dump" in done.stderr
@@ -155,7 +155,7 @@ with Database(sys.argv[1]).write() as session:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["sqlite"], indirect=True)
-def test_a_backup_goes_where_a_process_died_while_writing_once_its_journal_is_removed(
+def test_restoring_over_a_killed_writer_needs_journal_removal(
     serve: Callable[..., Served], database_url: str, tmp_path: Path
 ) -> None:
     first = serve(database_url, tick_seconds=0.05, retry_seconds=0.1)
@@ -174,12 +174,14 @@ def test_a_backup_goes_where_a_process_died_while_writing_once_its_journal_is_re
     for path in beside:
         shutil.copy(path, tmp_path / path.name.replace(file.name, "careless.db"))
     shutil.copy(tmp_path / "backup.db", tmp_path / "careless.db")
-    assert content(tmp_path / "careless.db") != content(tmp_path / "backup.db"), "why it has to be removed"
+    assert database_content(tmp_path / "careless.db") != database_content(tmp_path / "backup.db"), (
+        "why it has to be removed"
+    )
 
     for path in beside:
         path.unlink()
     shutil.copy(tmp_path / "backup.db", file)
-    assert content(file) == content(tmp_path / "backup.db")
+    assert database_content(file) == database_content(tmp_path / "backup.db")
     second = serve(database_url, tick_seconds=0.05, retry_seconds=0.1)
     for silo in silos:
         silo.http = second.signing(silo.key)
@@ -187,7 +189,7 @@ def test_a_backup_goes_where_a_process_died_while_writing_once_its_journal_is_re
         one_round(second, federation_id, silos, number, [1.0, 2.0])
 
 
-def content(file: Path) -> list[str]:
+def database_content(file: Path) -> list[str]:
     """Give all that is in a database, or what is wrong with it."""
     with closing(sqlite3.connect(file)) as connection:
         try:

@@ -1,4 +1,4 @@
-"""What one transaction sees."""
+"""Isolation, locks and errors of database sessions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from coordinator.storage import payloads
 from tests.postgres_server import PostgresServer
 
 
-def test_on_postgresql_a_reader_sees_one_state_and_changes_nothing(postgres_database: Database) -> None:
+def test_postgresql_readers_see_a_read_only_snapshot(postgres_database: Database) -> None:
     database = postgres_database
     counted = select(func.count()).select_from(FederationRow)
 
@@ -39,7 +39,7 @@ def test_on_postgresql_a_reader_sees_one_state_and_changes_nothing(postgres_data
         assert session.scalar(counted) == 2
 
 
-def test_a_look_past_sessions_ends_with_its_block_even_when_that_fails(database: Database) -> None:
+def test_read_alone_releases_its_connection_after_errors(database: Database) -> None:
     with database.write() as session:
         payload_id, _ = payloads.store_bytes(session, b"abc")
     for _ in range(50):  # more than the pool has connections
@@ -50,7 +50,7 @@ def test_a_look_past_sessions_ends_with_its_block_even_when_that_fails(database:
     assert payloads.read_alone(database, payload_id, 1, 3) == b"bc"
 
 
-def test_a_writer_of_sqlite_that_waits_too_long_is_told_so_and_takes_nobodys_turn(
+def test_sqlite_writers_time_out_and_release_their_turn(
     sqlite_database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sqlite, "BUSY_MILLISECONDS", 50)
@@ -79,7 +79,7 @@ def test_a_server_that_may_lose_commits_is_named(postgres: PostgresServer, datab
 
 
 @pytest.mark.slow
-def test_nothing_is_said_against_a_server_that_writes_durably() -> None:
+def test_durable_postgresql_settings_give_no_warning() -> None:
     with PostgresServer(durable=True) as server:
         server.create("safe")
         database = Database(server.url("safe"))
@@ -88,7 +88,7 @@ def test_nothing_is_said_against_a_server_that_writes_durably() -> None:
         database.close()
 
 
-def test_an_error_does_not_repeat_what_was_to_be_written(database: Database) -> None:
+def test_database_errors_do_not_contain_parameters(database: Database) -> None:
     secret = b"a vector of a signature"
     with pytest.raises(DBAPIError) as failed, database.write() as session:
         session.execute(

@@ -30,7 +30,7 @@ def _tables(database: Database) -> set[str]:
     return set(inspect(database.engine).get_table_names())
 
 
-def test_migrations_go_up_down_and_up_again(empty: Database) -> None:
+def test_migrations_run_up_down_and_up_again(empty: Database) -> None:
     tables = set(Table.metadata.tables)
     assert not migrate.is_current(empty)
     migrate.upgrade(empty)
@@ -42,20 +42,18 @@ def test_migrations_go_up_down_and_up_again(empty: Database) -> None:
     assert _tables(empty) == tables | {"alembic_version"}
 
 
-def test_the_migrations_say_what_the_tables_say(empty: Database) -> None:
+def test_migrations_match_the_table_definitions(empty: Database) -> None:
     migrate.upgrade(empty)
     with empty.engine.begin() as connection:
         command.check(migrate.config(connection=connection))
 
 
-def test_migrating_twice_changes_nothing(database: Database) -> None:
+def test_a_repeated_migration_changes_nothing(database: Database) -> None:
     migrate.upgrade(database)
     assert migrate.is_current(database)
 
 
-def test_a_database_of_another_version_is_not_ready_and_postgres_is_not_touched(
-    database: Database, backend: str
-) -> None:
+def test_prepare_migrates_sqlite_but_not_postgresql(database: Database, backend: str) -> None:
     migrate.downgrade(database)
     if backend == "sqlite":
         migrate.prepare(database)
@@ -66,7 +64,7 @@ def test_a_database_of_another_version_is_not_ready_and_postgres_is_not_touched(
 
 
 @pytest.mark.slow
-def test_a_running_service_says_when_its_tables_are_gone(
+def test_readiness_fails_without_current_tables(
     serve: Callable[..., Served], database_url: str, database: Database
 ) -> None:
     served = serve(database_url, tick_seconds=3600)
@@ -78,7 +76,7 @@ def test_a_running_service_says_when_its_tables_are_gone(
     assert served.http().get("/readyz").status_code == 200
 
 
-def test_postgresql_keeps_what_was_sent_as_it_is(database: Database, backend: str) -> None:
+def test_postgresql_stores_chunks_uncompressed(database: Database, backend: str) -> None:
     if backend == "sqlite":
         pytest.skip("SQLite compresses nothing")
     with database.write() as session:

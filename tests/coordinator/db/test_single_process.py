@@ -1,4 +1,4 @@
-"""An SQLite file on a network file system is refused before anybody writes to it."""
+"""SQLite files on network file systems are refused before a write."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ def test_the_innermost_and_latest_mount_counts(path: str, kind: str) -> None:
     assert file_system_of(Path(path), MOUNTS) == kind
 
 
-def test_this_machine_tells_its_mounts(tmp_path: Path) -> None:
+def test_mounts_of_this_machine_are_readable(tmp_path: Path) -> None:
     assert file_system_of(tmp_path, Path("/proc/self/mountinfo").read_text("utf-8")) not in (None, "nfs")
 
 
-def test_a_folder_that_does_not_exist_is_named(tmp_path: Path) -> None:
+def test_a_missing_folder_is_named(tmp_path: Path) -> None:
     database = Database(f"sqlite:///{tmp_path / 'none' / 'tessera.db'}")
     with pytest.raises(SettingsUnusable, match=r"no folder .*none; create it"), only_replica(database):
         raise AssertionError("it serves")
