@@ -1,4 +1,4 @@
-"""Who comes late starts from what its signature asks for, at once."""
+"""Cold start: newcomers begin with a mixture by their sketch, in the round of their join."""
 
 from __future__ import annotations
 
@@ -51,12 +51,12 @@ def after_one_round(served: Served, **options: Any) -> tuple[str, list[Silo]]:
     return federation_id, silos
 
 
-def first(silo: Silo, number: int) -> float:
+def first_weight(silo: Silo, number: int) -> float:
     return float(weights(silo, number)["b0.q.P"][0, 0])
 
 
 @pytest.fixture(scope="module")
-def played(coordinator: Served) -> str:
+def first_round_federation(coordinator: Served) -> str:
     """A federation after its first round."""
     return after_one_round(coordinator)[0]
 
@@ -72,51 +72,51 @@ def played(coordinator: Served) -> str:
 )
 def test_a_newcomer_is_weighed_at_join(
     coordinator: Served,
-    played: str,
+    first_round_federation: str,
     name: str,
     signature: NDArray[np.float32] | None,
     base_model: str,
     value: float,
 ) -> None:
-    newcomer = coordinator.enrol(played, name, base_model=base_model)
+    newcomer = coordinator.enrol(first_round_federation, name, base_model=base_model)
     join(newcomer, 2, signature)
-    assert first(newcomer, 2) == value
+    assert first_weight(newcomer, 2) == value
 
 
-def test_a_newcomer_learns_nothing_from_a_revoked_client(coordinator: Served) -> None:
+def test_a_revoked_client_has_no_relevance_for_newcomers(coordinator: Served) -> None:
     federation_id, silos = after_one_round(coordinator)
     coordinator.admin.delete(f"/v1/federations/{federation_id}/clients/{silos[0].client_id}")
     newcomer = coordinator.enrol(federation_id, "new")
     join(newcomer, 2)
-    assert first(newcomer, 2) == 5.0
+    assert first_weight(newcomer, 2) == 5.0
 
 
-def test_joining_again_with_another_signature_changes_nothing(coordinator: Served) -> None:
+def test_joining_again_ignores_another_sketch(coordinator: Served) -> None:
     federation_id, _ = after_one_round(coordinator)
     newcomer = coordinator.enrol(federation_id, "new")
     digest = join(newcomer, 2, NORTH)
     assert join(newcomer, 2, EAST) == digest
     assert join(newcomer, 2) == digest
-    assert first(newcomer, 2) == 5.0
+    assert first_weight(newcomer, 2) == 5.0
 
 
-def test_a_newcomer_that_never_delivered_is_weighed_again_next_time(coordinator: Served) -> None:
+def test_newcomers_without_an_update_are_weighed_again(coordinator: Served) -> None:
     federation_id, silos = running(coordinator, **(fedmosaic() | short()))
     for silo, fill, signature in zip(silos, (1.0, 5.0), (EAST, NORTH), strict=True):
         deliver(silo, 1, values(fill), signature=signature)
     wait_for(coordinator, federation_id, 1, "published")
     newcomer = coordinator.enrol(federation_id, "new")
     join(newcomer, 2, NORTH)
-    assert first(newcomer, 2) == 5.0
+    assert first_weight(newcomer, 2) == 5.0
     for silo, fill, signature in zip(silos, (2.0, 7.0), (EAST, NORTH), strict=True):
         deliver(silo, 2, values(fill), signature=signature)
     shown = wait_for(coordinator, federation_id, 2, "published")
     assert shown["counts"] == {"joined": 3, "arrived": 2, "late": 0, "dropped": 0, "rejected": 0}
     join(newcomer, 3, EAST)
-    assert first(newcomer, 3) == 2.0
+    assert first_weight(newcomer, 3) == 2.0
 
 
-def test_a_signature_of_an_earlier_join_counts_again(coordinator: Served) -> None:
+def test_sketches_of_earlier_joins_are_reused(coordinator: Served) -> None:
     federation_id, silos = running(coordinator, clients=3, **(fedmosaic() | short()))
     join(silos[2], 1, NORTH)  # joins, and is never heard of in this round
     deliver(silos[0], 1, values(1.0), signature=EAST)
@@ -124,10 +124,10 @@ def test_a_signature_of_an_earlier_join_counts_again(coordinator: Served) -> Non
     shown = wait_for(coordinator, federation_id, 1, "published")
     assert shown["counts"] == {"joined": 3, "arrived": 2, "late": 0, "dropped": 0, "rejected": 0}
     join(silos[2], 2)  # without a signature it would get the mean
-    assert first(silos[2], 2) == 5.0
+    assert first_weight(silos[2], 2) == 5.0
 
 
-def test_an_established_client_listens_to_those_like_it(coordinator: Served) -> None:
+def test_established_clients_are_served_similar_clients(coordinator: Served) -> None:
     federation_id, silos = running(
         coordinator, clients=4, **(fedmosaic() | {"rounds": {"total": 2, "min_clients": 4}})
     )
@@ -142,11 +142,11 @@ def test_an_established_client_listens_to_those_like_it(coordinator: Served) -> 
     served = []
     for silo in silos:
         join(silo, 2)
-        served.append(first(silo, 2))
+        served.append(first_weight(silo, 2))
     np.testing.assert_allclose(served, [1.5, 5.5, 1.5, 5.5], atol=1e-5)
 
 
-def test_a_newcomers_signature_is_judged_like_any_other(coordinator: Served) -> None:
+def test_a_newcomers_sketch_is_validated(coordinator: Served) -> None:
     federation_id, _ = after_one_round(coordinator)
     newcomer = coordinator.enrol(federation_id, "new")
     for signature, kind in ((EAST * 0, "signature-vector"), (EAST[:2], "signature-vector")):
@@ -158,7 +158,7 @@ def test_a_newcomers_signature_is_judged_like_any_other(coordinator: Served) -> 
     assert show(coordinator, federation_id, 2)["counts"]["joined"] == 0
 
 
-def test_nobody_joins_a_round_that_has_ended(coordinator: Served) -> None:
+def test_a_round_that_has_ended_refuses_joins(coordinator: Served) -> None:
     federation_id, silos = after_one_round(coordinator)
     newcomer = coordinator.enrol(federation_id, "new")
     assert slug(try_join(newcomer, 1)) == "round-closed"
