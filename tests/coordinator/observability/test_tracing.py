@@ -1,4 +1,4 @@
-"""Spans of a served coordinator, in the memory of OpenTelemetry's own exporter."""
+"""Spans of a served coordinator, kept in memory by OpenTelemetry's exporter."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_a_request_is_a_span_with_its_statements(traced: Traced) -> None:
     assert {(statement.attributes or {})["db.system.name"] for statement in statements} == {"sqlite"}
 
 
-def test_a_round_that_closes_is_a_span_with_its_statements(traced: Traced) -> None:
+def test_an_aggregation_is_a_span_with_its_statements(traced: Traced) -> None:
     federation_id, silos = running(traced.served, **plan(rounds={"total": 1}))
     for silo in silos:
         deliver(silo, 1, values(1.0))
@@ -97,7 +97,7 @@ def test_a_round_that_closes_is_a_span_with_its_statements(traced: Traced) -> No
     assert children(traced, span)
 
 
-def test_an_agents_trace_goes_on_in_the_coordinator(traced: Traced) -> None:
+def test_an_agents_trace_continues_in_the_coordinator(traced: Traced) -> None:
     provider, _ = in_memory()
     with CoordinatorApi(traced.served.url, key=Ed25519PrivateKey.generate(), deadline_seconds=10) as api:
         with provider.get_tracer("an agent").start_as_current_span("round 3") as mine:
@@ -115,7 +115,7 @@ def test_an_agents_trace_goes_on_in_the_coordinator(traced: Traced) -> None:
     assert alone[-1].parent is None
 
 
-def test_no_secret_and_no_value_is_in_a_span(traced: Traced) -> None:
+def test_spans_contain_no_secrets_or_values(traced: Traced) -> None:
     federation_id = traced.served.federation(name=SECRET_NAME)
     token = traced.served.enrolment_token(federation_id, SECRET_NAME)
     traced.served.http("tsr_adm_wrong").get("/v1/federations", params={"after": SECRET_NAME})
@@ -129,7 +129,7 @@ def test_no_secret_and_no_value_is_in_a_span(traced: Traced) -> None:
         assert secret not in written
 
 
-def test_probes_and_workers_that_find_nothing_leave_no_spans(traced: Traced) -> None:
+def test_probes_and_idle_workers_create_no_spans(traced: Traced) -> None:
     traced.served.admin.get("/healthz")
     traced.served.admin.get("/readyz")
     traced.served.admin.get("/metrics")
@@ -138,7 +138,7 @@ def test_probes_and_workers_that_find_nothing_leave_no_spans(traced: Traced) -> 
     assert not roots & {"SELECT", "BEGIN", "UPDATE"}
 
 
-def test_a_statement_that_fails_is_marked_without_its_message(database: Database) -> None:
+def test_a_failed_statement_is_marked_without_its_message(database: Database) -> None:
     provider, exporter = in_memory()
     tracer = provider.get_tracer("test")
     trace_statements(database.engine, tracer)
@@ -161,7 +161,7 @@ def test_a_statement_that_fails_is_marked_without_its_message(database: Database
     assert last.parent is not None
 
 
-def test_without_traces_nothing_listens(coordinator: Served) -> None:
+def test_disabled_traces_install_no_listeners(coordinator: Served) -> None:
     app = create_app(Settings(_env_file=None))  # type: ignore[call-arg]
     assert app.state.traces is None
     assert "RequestTraces" not in {middleware.cls.__name__ for middleware in app.user_middleware}
@@ -195,7 +195,7 @@ def test_spans_are_exported_over_http(monkeypatch: pytest.MonkeyPatch) -> None:
     assert b"tessera-coordinator" in body
 
 
-def test_traces_without_the_extra_are_refused_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_traces_without_their_extra_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
     with pytest.raises(SettingsUnusable, match=r"pip install '.\[coordinator,otel\]'"):
         create_app(Settings(_env_file=None, traces=True))  # type: ignore[call-arg]
