@@ -235,6 +235,6 @@ def test_rounds_decide_prior_birth_prune_merge_in_order() -> None:
 
 
 @pytest.mark.parametrize("count", [0, 13])
-def test_a_bank_begins_with_1_to_k_max_experts(count: int) -> None:
+def test_banks_begin_with_1_to_k_max_experts(count: int) -> None:
     with pytest.raises(ValueError, match="1 to 12"):
         new_bank(count, RULES, 5)
