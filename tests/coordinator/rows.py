@@ -1,4 +1,4 @@
-"""Rows that tests put straight into a database."""
+"""Rows that tests store directly in a database."""
 
 from __future__ import annotations
 

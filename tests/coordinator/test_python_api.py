@@ -1,4 +1,4 @@
-"""The application from Python, as a user who deploys it with a server of their own writes it."""
+"""The application from Python, for deployment with another server."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_the_application_answers(tmp_path: Path) -> None:
         assert client.get("/healthz").status_code == 200
 
 
-def test_an_unknown_name_is_no_attribute() -> None:
+def test_an_unknown_name_raises_attribute_error() -> None:
     with pytest.raises(AttributeError, match="no attribute 'make_app'"):
         _ = coordinator.make_app
 

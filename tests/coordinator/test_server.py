@@ -24,7 +24,7 @@ from tests.served import ADMIN_TOKEN, SIGNING_KEY, Served, slug
 PLAN = {"name": "x", "strategy": {"name": "fedavg"}}
 
 
-def test_health_readiness_and_hello_need_no_identity(coordinator: Served) -> None:
+def test_health_readiness_and_hello_need_no_credential(coordinator: Served) -> None:
     anyone = coordinator.http()
     assert anyone.get("/healthz").status_code == 200
     assert anyone.get("/readyz").status_code == 200
@@ -35,7 +35,7 @@ def test_health_readiness_and_hello_need_no_identity(coordinator: Served) -> Non
     assert anyone.get("/docs").status_code == 200
 
 
-def test_the_frameworks_own_refusals_are_problem_documents(coordinator: Served) -> None:
+def test_framework_errors_are_problem_documents(coordinator: Served) -> None:
     anyone = coordinator.http()
     assert slug(anyone.get("/v1/nothing/here")) == "not-found"
     assert slug(anyone.get("/v1/federations/")) == "not-found"
@@ -48,7 +48,7 @@ def test_the_frameworks_own_refusals_are_problem_documents(coordinator: Served) 
     assert refused.json()["field"] == "limit"
 
 
-def test_a_fault_of_ours_shows_an_incident_and_nothing_else(
+def test_internal_errors_show_only_an_incident_number(
     serve: Callable[..., Served],
     fresh_database: Callable[[str], str],
     monkeypatch: pytest.MonkeyPatch,
@@ -68,7 +68,7 @@ def test_a_fault_of_ours_shows_an_incident_and_nothing_else(
     assert served.admin.get("/v1/federations").status_code == 200
 
 
-def test_a_commit_that_fails_is_never_answered_with_success(
+def test_a_failed_commit_is_answered_with_503(
     serve: Callable[..., Served], fresh_database: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from sqlalchemy.exc import OperationalError
@@ -88,7 +88,7 @@ def test_a_commit_that_fails_is_never_answered_with_success(
     assert served.admin.get("/v1/federations").json()["items"] == []
 
 
-def test_metrics_count_requests_by_route_and_rounds_by_state(coordinator: Served) -> None:
+def test_metrics_count_requests_and_updates_without_ids(coordinator: Served) -> None:
     coordinator.federation()
     shown = coordinator.admin.get("/metrics")
     assert shown.headers["content-type"].startswith("text/plain")
@@ -98,7 +98,7 @@ def test_metrics_count_requests_by_route_and_rounds_by_state(coordinator: Served
     assert "fed_" not in shown.text
 
 
-def test_metrics_are_closed_and_the_dashboard_can_be(
+def test_metrics_need_a_role_and_dashboards_are_optional(
     serve: Callable[..., Served], fresh_database: Callable[[str], str]
 ) -> None:
     served = serve(fresh_database("sqlite"), dashboard=False)
@@ -118,7 +118,7 @@ def test_open_metrics_are_rendered_once_a_second(
     assert served.http().get("/metrics").content == first.content
 
 
-def test_a_request_keeps_the_id_that_a_trusted_proxy_gave_it(
+def test_request_ids_of_trusted_proxies_are_kept(
     serve: Callable[..., Served], fresh_database: Callable[[str], str]
 ) -> None:
     served = serve(fresh_database("sqlite"), trusted_proxies="127.0.0.0/8")
@@ -128,13 +128,13 @@ def test_a_request_keeps_the_id_that_a_trusted_proxy_gave_it(
     assert odd.headers["x-request-id"] != "no spaces, please"
 
 
-def test_a_strangers_request_id_is_not_taken(coordinator: Served) -> None:
+def test_request_ids_of_other_callers_are_replaced(coordinator: Served) -> None:
     answer = coordinator.http().get("/healthz", headers={"X-Request-Id": "trace-0001"})
     assert answer.headers["x-request-id"] != "trace-0001"
 
 
 @pytest.mark.slow
-def test_a_second_process_on_one_sqlite_file_is_refused(
+def test_a_second_process_on_sqlite_is_refused(
     serve: Callable[..., Served], fresh_database: Callable[[str], str], tmp_path: Path
 ) -> None:
     url = fresh_database("sqlite")
@@ -148,7 +148,7 @@ def test_a_second_process_on_one_sqlite_file_is_refused(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("path", ["no/such/folder/x.db", "notes.txt"])
-def test_a_file_that_cannot_be_served_is_said_in_one_line(tmp_path: Path, path: str) -> None:
+def test_unusable_database_files_are_one_line_errors(tmp_path: Path, path: str) -> None:
     (tmp_path / "notes.txt").write_text("no database at all, but a text that is long enough to be one\n" * 99)
     url = {"TESSERA_DATABASE_URL": f"sqlite:///{tmp_path / path}", "TESSERA_SIGNING_KEY": SIGNING_KEY}
     refused = _tessera(["serve", "--port", "0"], tmp_path, **url)
@@ -170,7 +170,7 @@ def test_a_file_that_cannot_be_served_is_said_in_one_line(tmp_path: Path, path: 
         ("TESSERA_LOG_LEVEL", "loud"),
     ],
 )
-def test_unusable_settings_are_named_and_never_shown(
+def test_unusable_settings_are_named_without_their_values(
     monkeypatch: pytest.MonkeyPatch, variable: str, value: str
 ) -> None:
     monkeypatch.setenv("TESSERA_DATABASE_WAIT_SECONDS", "0")
@@ -181,37 +181,35 @@ def test_unusable_settings_are_named_and_never_shown(
     assert "hunter2" not in str(refused.value)
 
 
-def test_a_service_that_starts_before_its_database_waits_for_it(
-    postgres: PostgresServer, tmp_path: Path
-) -> None:
+def test_the_service_waits_for_its_database_at_start(postgres: PostgresServer, tmp_path: Path) -> None:
     late = {"TESSERA_DATABASE_URL": postgres.url("created_later"), "TESSERA_SIGNING_KEY": SIGNING_KEY}
     process = _tessera(["serve", "--port", "0"], tmp_path, **late)
     waiting = json.loads(next(iter(process.stderr or [])))
     assert (waiting["event"], "created_later" in waiting["reason"]) == ("database-does-not-answer", True)
     postgres.create("created_later", template="tessera_template")
-    assert _announced(process)
-    _stopped(process)
+    assert _read_announcement(process)
+    _stop(process)
     postgres.drop("created_later")
 
 
 @pytest.mark.slow
-def test_serve_keeps_a_first_admin_token_in_a_file_once_and_ends_on_sigterm(tmp_path: Path) -> None:
+def test_serve_writes_the_first_admin_token_once(tmp_path: Path) -> None:
     process = _tessera(["serve", "--port", "0"], tmp_path)
-    first, url = _announced(process)
+    first, url = _read_announcement(process)
     assert httpx.get(f"{url}/v1/tokens", headers={"Authorization": f"Bearer {first}"}).status_code == 200
-    logs = _stopped(process)
+    logs = _stop(process)
     assert first is not None
     assert first not in logs
     assert all(json.loads(line)["level"] for line in logs.splitlines())
     again = _tessera(["serve", "--port", "0"], tmp_path)
-    second, url = _announced(again)
+    second, url = _read_announcement(again)
     assert second is None
     assert httpx.get(f"{url}/v1/tokens", headers={"Authorization": f"Bearer {first}"}).status_code == 200
-    _stopped(again)
+    _stop(again)
 
 
 @pytest.mark.slow
-def test_a_port_in_use_is_said_in_one_line(tmp_path: Path) -> None:
+def test_a_port_in_use_is_reported(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -223,7 +221,7 @@ def test_a_port_in_use_is_said_in_one_line(tmp_path: Path) -> None:
     assert "Traceback" not in said
 
 
-def test_an_open_event_stream_does_not_hold_up_the_stop(
+def test_open_event_streams_do_not_delay_the_stop(
     serve: Callable[..., Served], fresh_database: Callable[[str], str]
 ) -> None:
     served = serve(fresh_database("sqlite"))
@@ -248,7 +246,7 @@ def _tessera(arguments: list[str], folder: Path, **environment: str) -> subproce
     )
 
 
-def _stopped(process: subprocess.Popen[str]) -> str:
+def _stop(process: subprocess.Popen[str]) -> str:
     """Stop as an operator does, and give what was logged."""
     process.send_signal(signal.SIGTERM)
     logs = process.communicate(timeout=30)[1]
@@ -256,7 +254,7 @@ def _stopped(process: subprocess.Popen[str]) -> str:
     return logs
 
 
-def _announced(process: subprocess.Popen[str]) -> tuple[str | None, str]:
+def _read_announcement(process: subprocess.Popen[str]) -> tuple[str | None, str]:
     """Read what `serve` prints: the file of the first admin's token, if any, and where it listens."""
     assert process.stdout is not None
     token: str | None = None
@@ -269,19 +267,19 @@ def _announced(process: subprocess.Popen[str]) -> tuple[str | None, str]:
     raise AssertionError(process.communicate())
 
 
-def test_logs_carry_the_client_and_no_secret(coordinator: Served, caplog: pytest.LogCaptureFixture) -> None:
+def test_logs_contain_the_client_and_no_secret(coordinator: Served, caplog: pytest.LogCaptureFixture) -> None:
     federation_id = coordinator.federation()
     caplog.clear()
     silo = coordinator.enrol(federation_id, "a")
     silo.http.post(f"/v1/federations/{federation_id}/start")
-    said = " ".join(_everything(record) for record in caplog.records)
+    said = " ".join(_record_text(record) for record in caplog.records)
     assert silo.client_id in said
     assert ADMIN_TOKEN not in said
     assert SIGNING_KEY not in said
     assert "sig1=" not in said
 
 
-def _everything(record: Any) -> str:
+def _record_text(record: Any) -> str:
     return f"{record.getMessage()} {record.__dict__}"
 
 

@@ -21,19 +21,19 @@ def secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_a_secret_is_read_from_a_file_without_the_newline_that_editors_add(secrets: Path) -> None:
+def test_secret_files_are_read_without_their_final_newline(secrets: Path) -> None:
     (secrets / "tessera_admin_token").write_text("long and random enough\n")
     token = load_settings().admin_token
     assert token is not None
     assert token.get_secret_value() == "long and random enough"
 
 
-def test_a_folder_without_a_file_for_it_leaves_an_option_as_it_is(secrets: Path) -> None:
+def test_options_without_a_secret_file_keep_their_default(secrets: Path) -> None:
     assert load_settings().admin_token is None
     assert load_settings().database_url == "sqlite:///tessera.db"
 
 
-def test_the_environment_wins_over_a_file(secrets: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_overrides_a_secret_file(secrets: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (secrets / "tessera_admin_token").write_text("a token from the file")
     monkeypatch.setenv("TESSERA_ADMIN_TOKEN", "from the environment")
     token = load_settings().admin_token
@@ -41,9 +41,7 @@ def test_the_environment_wins_over_a_file(secrets: Path, monkeypatch: pytest.Mon
     assert token.get_secret_value() == "from the environment"
 
 
-def test_the_password_joins_the_databases_url_whatever_is_in_it(
-    secrets: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_database_password_is_escaped_in_the_url(secrets: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from sqlalchemy import make_url
 
     (secrets / "tessera_database_password").write_text("p@ss/w:rd%20?")
@@ -57,7 +55,7 @@ def test_the_password_joins_the_databases_url_whatever_is_in_it(
 @pytest.mark.parametrize(
     "url", ["postgresql://tessera:own@postgres/tessera", "sqlite:///file.db", "postgresql:///peer"]
 )
-def test_a_url_that_needs_no_password_stays_as_it_is(
+def test_urls_that_need_no_password_are_unchanged(
     secrets: Path, monkeypatch: pytest.MonkeyPatch, url: str
 ) -> None:
     (secrets / "tessera_database_password").write_text("other")
@@ -65,19 +63,19 @@ def test_a_url_that_needs_no_password_stays_as_it_is(
     assert load_settings().database_url == url
 
 
-def test_a_password_file_with_nothing_in_it_is_said_before_the_database_is_asked(secrets: Path) -> None:
+def test_an_empty_password_file_is_refused(secrets: Path) -> None:
     (secrets / "tessera_database_password").write_text("\n")
     with pytest.raises(SettingsUnusable, match=r"TESSERA_DATABASE_PASSWORD: .*file is empty"):
         load_settings()
 
 
-def test_a_folder_that_is_not_there_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_missing_secrets_folder_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("TESSERA_SECRETS_DIR", str(tmp_path / "none"))
     with pytest.raises(SettingsUnusable, match=r"TESSERA_SECRETS_DIR: there is no folder .*/none"):
         load_settings()
 
 
-def test_a_file_that_may_not_be_read_is_named_with_the_user_who_may_not(
+def test_an_unreadable_file_is_named_with_the_user(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     nobody, me = 65534, os.geteuid()
@@ -98,7 +96,7 @@ def test_a_file_that_may_not_be_read_is_named_with_the_user_who_may_not(
     assert str(file) in str(refused.value)
 
 
-def test_an_empty_variable_leaves_an_option_as_it_is(secrets: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_empty_variable_keeps_the_default(secrets: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (secrets / "tessera_admin_token").write_text("a token from the file")
     for variable in ("NAME", "DASHBOARD", "LOG_LEVEL", "AGGREGATION_BLOCK_MIB", "ADMIN_TOKEN"):
         monkeypatch.setenv(f"TESSERA_{variable}", "")
@@ -120,7 +118,7 @@ def test_an_empty_variable_leaves_an_option_as_it_is(secrets: Path, monkeypatch:
         ("TRUSTED_PROXIES", "127.0.0.1,10.0.0.1/8", "10.0.0.1/8 has host bits set"),
     ],
 )
-def test_a_list_with_something_else_in_it_is_said(
+def test_malformed_list_items_are_named(
     secrets: Path, monkeypatch: pytest.MonkeyPatch, variable: str, value: str, said: str
 ) -> None:
     monkeypatch.setenv(f"TESSERA_{variable}", value)
@@ -128,7 +126,9 @@ def test_a_list_with_something_else_in_it_is_said(
         load_settings()
 
 
-def test_names_and_proxies_may_be_given_in_every_form(secrets: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_public_names_and_proxies_accept_several_forms(
+    secrets: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("TESSERA_PUBLIC_NAMES", "Tessera.Example.ORG:8443, [::1],  10.0.0.5, caddy,")
     monkeypatch.setenv("TESSERA_TRUSTED_PROXIES", "*, 10.0.0.5, 172.16.0.0/12, fd00::/8")
     settings = load_settings()
@@ -139,7 +139,7 @@ def test_names_and_proxies_may_be_given_in_every_form(secrets: Path, monkeypatch
     assert not settings.goes_by("")
 
 
-def test_variables_that_nobody_reads_are_named() -> None:
+def test_unread_variables_are_named() -> None:
     known = ["TESSERA_NAME", "tessera_port", "TESSERA_AGENT_URL", "TESSERA_SECRETS_DIR", "TESSERA_DOMAIN"]
     assert unread([*known, "PATH", "TESSERA_KEEP_ROUND", "TESSERA_ADMIN_TOKENS"]) == [
         "TESSERA_ADMIN_TOKENS",
@@ -147,7 +147,7 @@ def test_variables_that_nobody_reads_are_named() -> None:
     ]
 
 
-def test_misspelt_variable_has_the_nearest_name(secrets: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_suggestions_name_the_nearest_variable(secrets: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TESSERA_KEEP_ROUND", "3")
     (secrets / "tessera_signing_keys").write_text("x")
     misspelt = unread(variable_names())

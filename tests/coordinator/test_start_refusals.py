@@ -43,7 +43,7 @@ def test_port_in_use_leaves_no_database(
     assert "token" not in capsys.readouterr().out
 
 
-def test_host_that_is_not_this_machines_is_named() -> None:
+def test_foreign_and_unknown_hosts_are_named() -> None:
     with pytest.raises(SettingsUnusable, match=r"203\.0\.113\.5 is not an address of this machine"):
         require_free("203.0.113.5", 0)
     with pytest.raises(SettingsUnusable, match=r"nosuch\.invalid is not a name or address"):
@@ -51,7 +51,7 @@ def test_host_that_is_not_this_machines_is_named() -> None:
     require_free("127.0.0.1", 0)
 
 
-def test_tables_of_another_program_are_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tables_of_another_program_are_unchanged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "cookies.sqlite"
     with sqlite3.connect(file) as connection:
         connection.execute("CREATE TABLE cookies (name)")

@@ -1,4 +1,4 @@
-"""Messages reach a real receiver at least once, signed, whatever fails on the way."""
+"""Webhook messages: delivered at least once, signed, and repeated after failures."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def add_message(database: Database) -> str:
     return federation_id
 
 
-def test_a_message_is_sent_once_and_its_signatures_verify(database: Database) -> None:
+def test_a_message_is_sent_once_with_valid_signatures(database: Database) -> None:
     federation_id = add_message(database)
     with receiving() as receiver:
         assert send(database, receiver.url)
@@ -90,7 +90,7 @@ def test_a_message_is_sent_once_and_its_signatures_verify(database: Database) ->
     assert abs(int(headers["webhook-timestamp"]) - time.time()) < 60
 
 
-def test_without_a_secret_the_coordinators_key_signs_alone(sqlite_database: Database) -> None:
+def test_messages_without_a_secret_have_one_signature(sqlite_database: Database) -> None:
     add_message(sqlite_database)
     with receiving() as receiver:
         assert send(sqlite_database, receiver.url, secret=None)
@@ -98,9 +98,7 @@ def test_without_a_secret_the_coordinators_key_signs_alone(sqlite_database: Data
 
 
 @pytest.mark.parametrize("status", [301, 302, 400, 404, 410, 500, 503])
-def test_only_success_counts_as_delivered_and_redirects_are_not_followed(
-    sqlite_database: Database, status: int
-) -> None:
+def test_messages_are_repeated_until_a_2xx_answer(sqlite_database: Database, status: int) -> None:
     add_message(sqlite_database)
     with receiving(status) as receiver:
         assert send(sqlite_database, receiver.url)
@@ -113,7 +111,7 @@ def test_only_success_counts_as_delivered_and_redirects_are_not_followed(
     assert first[0]["webhook-id"] == second[0]["webhook-id"]
 
 
-def test_a_receiver_that_is_away_or_silent_gets_the_message_later(sqlite_database: Database) -> None:
+def test_unavailable_and_silent_receivers_get_messages_later(sqlite_database: Database) -> None:
     add_message(sqlite_database)
     with receiving() as receiver:
         closed = receiver.url
@@ -132,7 +130,7 @@ def test_a_receiver_that_is_away_or_silent_gets_the_message_later(sqlite_databas
 
 
 @pytest.mark.parametrize("part", ["headers", "one header", "hints"])
-def test_a_receiver_whose_answer_does_not_end_holds_nobody(sqlite_database: Database, part: str) -> None:
+def test_an_endless_answer_is_a_failed_delivery(sqlite_database: Database, part: str) -> None:
     add_message(sqlite_database)
     with trickling(part) as server:
         assert send(sqlite_database, server.url, timeout_seconds=0.4)
@@ -143,21 +141,21 @@ def test_a_receiver_whose_answer_does_not_end_holds_nobody(sqlite_database: Data
     assert message_row(sqlite_database).delivered_at is not None
 
 
-def test_a_body_that_does_not_end_is_not_waited_for(sqlite_database: Database) -> None:
+def test_an_endless_body_does_not_delay_delivery(sqlite_database: Database) -> None:
     add_message(sqlite_database)
     with trickling("body") as server:
         assert send(sqlite_database, server.url, timeout_seconds=60.0)
     assert message_row(sqlite_database).delivered_at is not None
 
 
-def test_retries_wait_longer_up_to_an_hour() -> None:
+def test_retry_intervals_grow_to_an_hour() -> None:
     waits = [retry_wait(attempts, 5.0, 0.5) for attempts in range(1, 9)]
     assert waits[:4] == [5.0, 20.0, 80.0, 320.0]
     assert waits[-1] == retry_wait(1000, 5.0, 0.5) == 3600.0
     assert (retry_wait(1, 5.0, 0.0), retry_wait(1, 5.0, 1.0)) == (2.5, 7.5)
 
 
-def test_a_message_in_delivery_is_no_other_workers_until_the_lease_ends(database: Database) -> None:
+def test_a_message_is_leased_to_one_worker(database: Database) -> None:
     add_message(database)
     first = webhook_outbox.claim(database, LEASE)
     assert first is not None
@@ -201,7 +199,7 @@ def test_a_rolled_back_transaction_sends_nothing(sqlite_database: Database) -> N
     assert webhook_outbox.claim(sqlite_database, LEASE) is None
 
 
-def test_a_stuck_round_is_reported_once_per_state_by_any_number_of_replicas(database: Database) -> None:
+def test_stuck_rounds_are_reported_once_per_state(database: Database) -> None:
     federation_id = simple(database).federation_id
     with database.write() as session:
         long_ago = database_time(session) - timedelta(hours=2)
@@ -216,7 +214,7 @@ def test_a_stuck_round_is_reported_once_per_state_by_any_number_of_replicas(data
     assert report_stuck_rounds(database, 3600.0) == 1
 
 
-def test_old_messages_are_deleted_delivered_or_not(sqlite_database: Database) -> None:
+def test_old_undelivered_messages_are_deleted(sqlite_database: Database) -> None:
     add_message(sqlite_database)
     assert webhook_outbox.delete_old(sqlite_database) == 0
     with sqlite_database.write() as session:
@@ -224,7 +222,7 @@ def test_old_messages_are_deleted_delivered_or_not(sqlite_database: Database) ->
     assert webhook_outbox.delete_old(sqlite_database) == 1
 
 
-def test_abandoned_rounds_pauses_and_members_that_are_blamed_are_reported(database: Database) -> None:
+def test_abandonments_pauses_and_blamed_members_are_reported(database: Database) -> None:
     closed = simple(database)
     with database.write() as session:
         row = latest(session, closed.federation_id)
@@ -252,7 +250,7 @@ def serving(url: str, **settings: Any) -> Iterator[Served]:
         served.stop()
 
 
-def test_a_coordinator_sends_what_happens_and_what_an_earlier_process_left(
+def test_a_coordinator_sends_new_and_earlier_messages(
     fresh_database: Callable[[str], str],
 ) -> None:
     url = fresh_database("sqlite")
@@ -282,7 +280,7 @@ def test_a_coordinator_sends_what_happens_and_what_an_earlier_process_left(
         ("TESSERA_WEBHOOK_SECRET", "whsec_c2hvcnQ=", "openssl rand"),
     ],
 )
-def test_a_receiver_that_others_overhear_and_a_weak_secret_are_refused(
+def test_insecure_webhook_urls_and_secrets_are_refused(
     monkeypatch: pytest.MonkeyPatch, variable: str, value: str, reason: str
 ) -> None:
     monkeypatch.setenv(variable, value)
@@ -293,7 +291,7 @@ def test_a_receiver_that_others_overhear_and_a_weak_secret_are_refused(
     assert "a password" not in str(refused.value)
 
 
-def test_the_end_reports_for_how_many_clients_mixing_helped(fresh_database: Callable[[str], str]) -> None:
+def test_the_final_message_counts_clients_helped_by_mixing(fresh_database: Callable[[str], str]) -> None:
     with receiving() as receiver, serving(fresh_database("sqlite"), webhook_url=receiver.url) as served:
         federation_id, silos = running(served, **plan(rounds={"total": 1}))
         for silo, value in zip(silos, (-0.5, -0.1), strict=True):

@@ -1,4 +1,4 @@
-"""Nothing is published twice, and whoever dies is replaced."""
+"""Aggregation workers: each round is published once, and a dead worker is replaced."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ def test_only_one_worker_claims_a_round(database: Database) -> None:
     assert claim_due(database, 60.0) is None
 
 
-class Killed(BaseException):
+class WorkerKilled(BaseException):
     """Stands for kill -9: nothing after it is run."""
 
 
-def test_a_worker_that_dies_is_replaced_when_its_lease_runs_out(database: Database) -> None:
+def test_a_dead_worker_is_replaced_after_its_lease(database: Database) -> None:
     closed = simple(database)
     first = claim_due(database, 0.05)
     assert first is not None
@@ -54,7 +54,7 @@ def test_a_worker_that_dies_is_replaced_when_its_lease_runs_out(database: Databa
     with database.write() as session:
         for _ in range(3):
             payloads.stage(session).append(session, bytes(5000))
-    _expire(database)
+    _expire_lease(database)
     publish(database)
     assert round_row(database, closed).state == "published"
     with pytest.raises(LostRace):
@@ -65,7 +65,7 @@ def test_a_worker_that_dies_is_replaced_when_its_lease_runs_out(database: Databa
     assert count(database, PayloadRow) == 3 + 1  # what was delivered, and the mean that all share
 
 
-def test_what_a_running_aggregation_has_written_is_not_collected(database: Database) -> None:
+def test_staged_bodies_of_running_aggregations_are_not_collected(database: Database) -> None:
     simple(database)
     claim = claim_due(database, 60.0)
     assert claim is not None
@@ -73,29 +73,31 @@ def test_what_a_running_aggregation_has_written_is_not_collected(database: Datab
         database,
         claim,
         block_bytes=BLOCK_BYTES,
-        between=lambda: _none(garbage_collection.collect(database, grace=timedelta(seconds=-5))),
+        between=lambda: _assert_none(garbage_collection.collect(database, grace=timedelta(seconds=-5))),
     )
     assert count(database, WeightsRow) == 3
 
 
 @pytest.mark.parametrize(("clients", "alone"), [(1, 1), (3, 0)])
-def test_it_is_told_how_many_listen_to_nobody(clients: int, alone: int, database: Database) -> None:
+def test_publishing_returns_the_number_of_isolated_clients(
+    clients: int, alone: int, database: Database
+) -> None:
     simple(database, clients)
     assert publish(database) == alone
 
 
-def _none(collected: int) -> None:
+def _assert_none(collected: int) -> None:
     assert collected == 0
 
 
-def _expire(database: Database) -> None:
+def _expire_lease(database: Database) -> None:
     with database.write() as session:
         session.execute(
             update(RoundRow).values(lease_expires_at=database_time(session) - timedelta(seconds=1))
         )
 
 
-def test_a_worker_that_was_overtaken_publishes_nothing(database: Database) -> None:
+def test_an_overtaken_worker_publishes_nothing(database: Database) -> None:
     closed = simple(database)
     slow = claim_due(database, 60.0)
     assert slow is not None
@@ -105,7 +107,7 @@ def test_a_worker_that_was_overtaken_publishes_nothing(database: Database) -> No
         nonlocal overtaken
         if not overtaken:
             overtaken = True
-            _expire(database)
+            _expire_lease(database)
             publish(database)
 
     with pytest.raises(LostRace):
@@ -116,9 +118,7 @@ def test_a_worker_that_was_overtaken_publishes_nothing(database: Database) -> No
 
 
 @pytest.mark.parametrize("after_blocks", [1, 2])
-def test_a_worker_interrupted_anywhere_leaves_the_round_for_another(
-    database: Database, after_blocks: int
-) -> None:
+def test_an_interrupted_worker_leaves_its_round_to_another(database: Database, after_blocks: int) -> None:
     closed = simple(database)
     left = after_blocks
 
@@ -126,18 +126,18 @@ def test_a_worker_interrupted_anywhere_leaves_the_round_for_another(
         nonlocal left
         left -= 1
         if left == 0:
-            raise Killed
+            raise WorkerKilled
 
-    with pytest.raises(Killed):
+    with pytest.raises(WorkerKilled):
         publish(database, between)
     assert round_row(database, closed).state == "aggregating"
     assert count(database, WeightsRow) == 0
-    _expire(database)
+    _expire_lease(database)
     publish(database)
     np.testing.assert_allclose(served(database, closed.clients[0], {"x": (930,)}), 1.0)
 
 
-def test_a_lease_is_kept_alive_by_work(database: Database) -> None:
+def test_a_lease_is_extended_during_work(database: Database) -> None:
     simple(database)
     claim = claim_due(database, 0.2)
     assert claim is not None
@@ -158,7 +158,7 @@ def test_a_lease_is_kept_alive_by_work(database: Database) -> None:
         lease._extend_by(1.0)
 
 
-def test_finishing_during_an_aggregation_wins(database: Database) -> None:
+def test_finishing_the_federation_overrides_an_aggregation(database: Database) -> None:
     closed = simple(database)
     claim = claim_due(database, 60.0)
     assert claim is not None
@@ -183,7 +183,7 @@ def _ticker(database: Database) -> Ticker:
     )
 
 
-def test_a_round_that_cannot_be_aggregated_is_abandoned_and_the_next_opens(database: Database) -> None:
+def test_a_failed_aggregation_abandons_its_round(database: Database) -> None:
     closed = simple(database)
     with database.write() as session:
         session.execute(update(ChunkRow).values(data=b"short"))
@@ -207,7 +207,7 @@ def test_a_round_that_cannot_be_aggregated_is_abandoned_and_the_next_opens(datab
     ],
     ids=["the database is away", "the store is away", "the same would happen again"],
 )
-def test_only_storage_that_is_away_is_waited_for(
+def test_errors_other_than_unavailable_storage_abandon_the_round(
     database: Database, monkeypatch: pytest.MonkeyPatch, fault: Exception, state: str
 ) -> None:
     closed = simple(database)
@@ -221,7 +221,7 @@ def test_only_storage_that_is_away_is_waited_for(
     assert round_row(database, closed).state == state
 
 
-def test_a_round_waits_while_the_payload_store_is_away(database: Database, tmp_path: Path) -> None:
+def test_a_round_waits_for_an_unavailable_payload_store(database: Database, tmp_path: Path) -> None:
     pytest.importorskip("obstore")
     server_key.load(database, SecretStr(base64.urlsafe_b64encode(bytes(32)).decode().rstrip("=")))
     closed, store = simple(database), tmp_path / "store"
@@ -234,12 +234,12 @@ def test_a_round_waits_while_the_payload_store_is_away(database: Database, tmp_p
     store.unlink()
     away.rename(store)
     assert not ticker._aggregate()  # the lease has not run out
-    _expire(database)
+    _expire_lease(database)
     assert ticker._aggregate()
     assert round_row(database, closed).state == "published"
 
 
-def test_a_service_that_starts_again_goes_on_at_once_when_it_is_the_only_one(
+def test_restarting_a_single_service_resumes_its_aggregation(
     sqlite_database: Database,
 ) -> None:
     closed = simple(sqlite_database)
