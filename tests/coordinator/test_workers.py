@@ -36,7 +36,7 @@ from tests.coordinator.aggregation.closed_round import (
 from tests.waiting import wait_until
 
 
-def test_only_one_worker_claims_a_round(database: Database) -> None:
+def test_a_round_is_claimed_by_one_worker(database: Database) -> None:
     simple(database)
     assert claim_due(database, 60.0) is not None
     assert claim_due(database, 60.0) is None

@@ -37,7 +37,7 @@ State = Mapping[str, NDArray[np.float32]]
 
 
 @dataclass(frozen=True)
-class Learnt:
+class MemberUpdate:
     """What one member learnt: the change of each tensor, the losses and the examples."""
 
     change: State
@@ -82,7 +82,7 @@ def sum_round(
     federation_id: str,
     wanted: FederationPlan,
     layout: Layout,
-    members: Sequence[Learnt],
+    members: Sequence[MemberUpdate],
     number: int = 1,
 ) -> None:
     """Store a round in state closing, with the total of what members learnt."""
@@ -125,7 +125,7 @@ def sum_round(
         )
 
 
-def _encoded(wanted: FederationPlan, layout: Layout, member: Learnt) -> NDArray[np.int32]:
+def _encoded(wanted: FederationPlan, layout: Layout, member: MemberUpdate) -> NDArray[np.int32]:
     """Encode as an agent does."""
     summed = wanted.privacy.secure_sum
     assert summed is not None
@@ -142,11 +142,11 @@ def _encoded(wanted: FederationPlan, layout: Layout, member: Learnt) -> NDArray[
     return concatenate(parts)
 
 
-def learnt(layout: Layout, count: int, *, seed: int = 0, largest: float = 0.5) -> list[Learnt]:
+def random_members(layout: Layout, count: int, *, seed: int = 0, largest: float = 0.5) -> list[MemberUpdate]:
     """Return random changes, the same for the same seed."""
     rng = np.random.default_rng(seed)
     return [
-        Learnt(
+        MemberUpdate(
             {
                 name: rng.uniform(-largest, largest, shape).astype(np.float32)
                 for name, shape in layout.items()

@@ -32,14 +32,14 @@ from tests.coordinator.aggregation.closed_round import Sent, close_round
 from tests.coordinator.aggregation.closed_round import served as served_plain
 from tests.coordinator.aggregation.summed_round import (
     LORA_PROFILE,
-    Learnt,
+    MemberUpdate,
     State,
     enrol,
     federation,
-    learnt,
     model,
     plan,
     publish,
+    random_members,
     served,
     sum_round,
     unflattened,
@@ -86,7 +86,7 @@ def test_clients_are_served_the_mean_of_summed_updates(
     federation_id = federation(database, wanted, MEMBERS + 1)
     expected, before = zeros(layout), zeros(layout)
     for number in (1, 2):
-        members = learnt(layout, MEMBERS, seed=number)
+        members = random_members(layout, MEMBERS, seed=number)
         sum_round(database, federation_id, wanted, layout, members, number)
         publish(database, block_bytes=1024)
         start = start_values(wanted, layout, before)
@@ -112,7 +112,7 @@ def test_clients_are_served_the_mean_of_summed_updates(
 def test_members_weigh_by_examples_up_to_a_maximum(database: Database) -> None:
     wanted = plan(weigh_up_to=20)
     layout = layout_under(wanted)
-    members = learnt(layout, MEMBERS, seed=7)
+    members = random_members(layout, MEMBERS, seed=7)
     federation_id = federation(database, wanted, MEMBERS)
     sum_round(database, federation_id, wanted, layout, members)
     publish(database)
@@ -130,7 +130,7 @@ def test_summed_and_plain_rounds_give_equal_weights(database: Database) -> None:
     """Up to rounding, for uniform weights and no absent clients."""
     wanted = plan()
     layout = layout_under(wanted)
-    members = [Learnt(member.change) for member in learnt(layout, MEMBERS)]
+    members = [MemberUpdate(member.change) for member in random_members(layout, MEMBERS)]
     federation_id = federation(database, wanted, MEMBERS)
     sum_round(database, federation_id, wanted, layout, members)
     publish(database)
@@ -151,7 +151,7 @@ def test_a_newcomer_gets_the_last_published_model(database: Database) -> None:
     federation_id = federation(database, wanted, MEMBERS)
     manifest = WeightsManifest(federation=federation_id, recipe={}, round=2, client="new", pack=None)
     assert newcomer_weights(database, 1, layout, manifest) is None
-    sum_round(database, federation_id, wanted, layout, learnt(layout, MEMBERS))
+    sum_round(database, federation_id, wanted, layout, random_members(layout, MEMBERS))
     publish(database)
     stored = newcomer_weights(database, 1, layout, manifest)
     assert stored is not None
@@ -172,7 +172,7 @@ def test_clients_of_other_layouts_get_no_summed_weights(database: Database) -> N
     federation_id = federation(database, wanted, MEMBERS)
     wider = enrol(database, federation_id, 7, LORA_PROFILE | {"shapes": {"q": [6, 7]}})
     other = enrol(database, federation_id, 8, LORA_PROFILE | {"base_model": "other-s-3f0c9a1b2c3d"})
-    sum_round(database, federation_id, wanted, layout, learnt(layout, MEMBERS))
+    sum_round(database, federation_id, wanted, layout, random_members(layout, MEMBERS))
     publish(database)
     with database.read() as session:
         receivers = set(session.scalars(select(WeightsRow.client_id)))
@@ -184,7 +184,7 @@ def test_a_worker_without_the_lease_publishes_nothing(database: Database) -> Non
     wanted = plan()
     layout = layout_under(wanted)
     federation_id = federation(database, wanted, MEMBERS)
-    sum_round(database, federation_id, wanted, layout, learnt(layout, MEMBERS))
+    sum_round(database, federation_id, wanted, layout, random_members(layout, MEMBERS))
     late = job.claim_due(database, 0.0)
     holder = job.claim_due(database, 60.0)
     assert late is not None
@@ -207,7 +207,7 @@ def test_memory_does_not_grow_with_the_model(fresh_database: Callable[[str], str
         wanted = wanted.model_copy(update={"adapter": adapter})
         layout = layout_under(wanted)
         federation_id = federation(database, wanted, 3)
-        sum_round(database, federation_id, wanted, layout, learnt(layout, 3))
+        sum_round(database, federation_id, wanted, layout, random_members(layout, 3))
         claim = job.claim_due(database, 600.0)
         assert claim is not None
         tracemalloc.start()

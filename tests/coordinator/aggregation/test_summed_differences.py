@@ -22,10 +22,10 @@ from schemas.wire.streams import stream_slots
 from tests.coordinator.aggregation.summed_round import (
     State,
     federation,
-    learnt,
     model,
     plan,
     publish,
+    random_members,
     served,
     sum_round,
 )
@@ -67,7 +67,7 @@ def test_a_difference_rebuilds_the_next_summed_model(
     federation_id = federation(database, wanted, MEMBERS)
     before: State = zeros(layout)
     for number in (1, 2, 3):
-        members = learnt(layout, MEMBERS, seed=number)
+        members = random_members(layout, MEMBERS, seed=number)
         sum_round(database, federation_id, wanted, layout, members, number)
         publish(database, block_bytes=1024)
         start = start_values(wanted, layout, before)

@@ -1,4 +1,4 @@
-"""What schemathesis is told so that its cases come from a client: signed, with tensors, about what is there.
+"""Hooks of schemathesis: cases of a client, signed, with tensors, for existing federations and rounds.
 
 Loaded by `st run` (SCHEMATHESIS_HOOKS). CASES in the environment is a JSON object: the client's key and ids,
 and the weights that its round began with.

@@ -132,7 +132,7 @@ def test_a_token_may_be_bound_to_a_network(coordinator: Served) -> None:
 
 
 @pytest.mark.slow
-def test_only_trusted_proxies_determine_a_clients_address(
+def test_client_addresses_come_only_from_trusted_proxies(
     serve: Callable[..., Served], fresh_database: Callable[[str], str]
 ) -> None:
     def ask(served: Served) -> int:

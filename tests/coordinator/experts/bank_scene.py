@@ -29,7 +29,7 @@ SCORES = Scores.model_validate(scored({"loss": 1.0}))
 
 
 @dataclass(frozen=True)
-class Learnt:
+class MemberUpdate:
     """What a member learnt: by how much it changed the shared expert and the one that it trained."""
 
     expert: int
@@ -76,7 +76,7 @@ class BankScene:
             assert (manifest.expert, manifest.round) == (expert, revision)
             return {name: envelope.read_float32(name) for name in LAYOUT}
 
-    def play(self, number: int, learnt: Sequence[Learnt]) -> dict[str, Any]:
+    def play(self, number: int, learnt: Sequence[MemberUpdate]) -> dict[str, Any]:
         """Let all silos train, be counted and be summed; return the published round."""
         members = []
         for silo, result in zip(self.silos, learnt, strict=True):
@@ -107,7 +107,7 @@ class BankScene:
         assert answer.status_code == 200, answer.text
         return dict(answer.json())
 
-    def _encode(self, silo: Silo, number: int, learnt: Learnt) -> tuple[bytes, frozenset[str]]:
+    def _encode(self, silo: Silo, number: int, learnt: MemberUpdate) -> tuple[bytes, frozenset[str]]:
         served, index, base = self.begin(silo, number)
         trained = {name: values + np.float32(self._change(name, learnt)) for name, values in served.items()}
         layout = bank_layout(LAYOUT, [entry.expert for entry in index.experts])
@@ -132,7 +132,7 @@ class BankScene:
         return result.encode(number), frozenset(memberships)
 
     @staticmethod
-    def _change(name: str, learnt: Learnt) -> float:
+    def _change(name: str, learnt: MemberUpdate) -> float:
         if name.startswith(f"x{learnt.expert}."):
             return learnt.change
         return 0.0 if name.startswith("x") else learnt.shared

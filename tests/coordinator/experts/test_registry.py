@@ -23,7 +23,7 @@ def counts(users: Mapping[int, int], rejects: int = 0, members: int = MEMBERS) -
     return RoundCounts(members, users, rejects)
 
 
-def play(
+def play_round(
     bank: Bank,
     number: int,
     users: Mapping[int, int],
@@ -44,23 +44,23 @@ def even(bank: Bank) -> dict[int, int]:
     return {expert.expert: MEMBERS // len(bank.active) for expert in bank.active}
 
 
-def run(
+def play_rounds(
     bank: Bank, rounds: range, users: Mapping[int, int] | None, rejects: int = 0
 ) -> tuple[Bank, list[Event]]:
     events: list[Event] = []
     for number in rounds:
-        outcome = play(bank, number, even(bank) if users is None else users, rejects)
+        outcome = play_round(bank, number, even(bank) if users is None else users, rejects)
         bank, events = outcome.bank, [*events, *outcome.events]
     return bank, events
 
 
 def test_a_birth_needs_enough_rejects_in_consecutive_rounds() -> None:
     bank = new_bank(2, RULES, 0)
-    first = play(bank, 5, even(bank), rejects=4)
+    first = play_round(bank, 5, even(bank), rejects=4)
     assert not first.events
-    pause = play(first.bank, 6, even(bank), rejects=0)
-    assert not play(pause.bank, 7, even(bank), rejects=4).events
-    born = play(first.bank, 6, even(bank), rejects=4)
+    pause = play_round(first.bank, 6, even(bank), rejects=0)
+    assert not play_round(pause.bank, 7, even(bank), rejects=4).events
+    born = play_round(first.bank, 6, even(bank), rejects=4)
     [event] = born.events
     assert (event.change, event.expert, event.peer, event.round) == ("born", 3, 0, 6)
     assert event.reason == (
@@ -77,14 +77,14 @@ def test_few_members_cause_no_birth(members: int, rejects: int) -> None:
     """Defects 4 and 14, row 7: a share of .1 was one client of ten, and two learn each other's change."""
     bank = new_bank(2, RULES, 0)
     for number in range(1, 20):
-        outcome = play(bank, number, {1: 5, 2: 5}, rejects, members=members)
+        outcome = play_round(bank, number, {1: 5, 2: 5}, rejects, members=members)
         assert not outcome.events
         bank = outcome.bank
 
 
 def test_equally_fitting_experts_cause_no_birth() -> None:
     """Defect 4: with undifferentiated clients the bank grew from 4 to 11 experts in 14 rounds."""
-    bank, events = run(new_bank(4, RULES, 5), range(1, 15), None)
+    bank, events = play_rounds(new_bank(4, RULES, 5), range(1, 15), None)
     assert not events
     assert len(bank.active) == 4
 
@@ -93,7 +93,7 @@ def test_births_stop_at_k_max_and_wait_between() -> None:
     rules = replace(RULES, k_max=4, birth_cooldown=3)
     bank, births = new_bank(2, rules, 0), []
     for number in range(1, 31):
-        outcome = play(bank, number, even(bank), rejects=15, rules=rules)
+        outcome = play_round(bank, number, even(bank), rejects=15, rules=rules)
         bank, births = outcome.bank, births + [e.round for e in outcome.events if e.change == "born"]
     assert births == [2, 6]
     assert len(bank.active) == 4
@@ -123,9 +123,9 @@ def test_a_birth_needs_the_change_of_rejecters() -> None:
 
 def test_unused_experts_are_pruned_after_prune_patience() -> None:
     bank = new_bank(3, RULES, 0)
-    bank, events = run(bank, range(1, 4), {1: 7, 2: 8})
+    bank, events = play_rounds(bank, range(1, 4), {1: 7, 2: 8})
     assert not events  # its grace
-    bank, events = run(bank, range(4, 20), {1: 7, 2: 8})
+    bank, events = play_rounds(bank, range(4, 20), {1: 7, 2: 8})
     [event] = events
     assert (event.change, event.expert, event.round) == ("pruned", 3, 6)
     assert event.reason == (
@@ -140,12 +140,12 @@ def test_unused_experts_are_pruned_after_prune_patience() -> None:
 def test_a_newborn_begins_without_strikes_and_in_grace() -> None:
     """Defect 5: a strike in its birth round made a patience of 3 one of 2; and it begins in grace."""
     bank = replace(new_bank(2, RULES, 0), rejected=1)
-    bank = play(bank, 10, even(bank), rejects=5).bank
+    bank = play_round(bank, 10, even(bank), rejects=5).bank
     assert (bank[3].utilisation, bank[3].strikes, bank[3].grace_until) == (None, 0, 13)
-    bank, events = run(bank, range(11, 14), {1: 7, 2: 8})
+    bank, events = play_rounds(bank, range(11, 14), {1: 7, 2: 8})
     assert not events
     assert bank[3].strikes == 0
-    _, events = run(bank, range(14, 30), {1: 7, 2: 8})
+    _, events = play_rounds(bank, range(14, 30), {1: 7, 2: 8})
     assert [(event.change, event.expert, event.round) for event in events] == [("pruned", 3, 16)]
 
 
@@ -154,7 +154,7 @@ def test_use_between_the_limits_keeps_strikes_unchanged() -> None:
     members = 100
 
     def after(bank: Bank, number: int, users: int) -> Bank:
-        return play(bank, number, {1: 50, 2: users}, members=members).bank
+        return play_round(bank, number, {1: 50, 2: users}, members=members).bank
 
     bank = after(bank, 10, 0)
     assert bank[2].strikes == 1
@@ -165,7 +165,7 @@ def test_use_between_the_limits_keeps_strikes_unchanged() -> None:
 
 
 def test_prunings_are_spaced_and_keep_one_expert() -> None:
-    bank, events = run(new_bank(4, RULES, 0), range(1, 30), {})
+    bank, events = play_rounds(new_bank(4, RULES, 0), range(1, 30), {})
     assert [(event.expert, event.round) for event in events] == [(1, 6), (2, 9), (3, 12)]
     assert [expert.expert for expert in bank.active] == [4]
     assert bank[4].prior == pytest.approx(1)
@@ -173,10 +173,10 @@ def test_prunings_are_spaced_and_keep_one_expert() -> None:
 
 def test_expert_numbers_are_never_reused() -> None:
     """Row 17: routers, optimisers and feedback would meet a stranger in a slot that was filled again."""
-    bank, _ = run(new_bank(3, RULES, 0), range(1, 8), {1: 7, 2: 8})
+    bank, _ = play_rounds(new_bank(3, RULES, 0), range(1, 8), {1: 7, 2: 8})
     assert bank[3].status == "archived"
     bank = replace(bank, rejected=1)
-    bank = play(bank, 8, {1: 7, 2: 8}, rejects=6).bank
+    bank = play_round(bank, 8, {1: 7, 2: 8}, rejects=6).bank
     assert [expert.expert for expert in bank.experts] == [1, 2, 3, 4]
     assert [expert.expert for expert in bank.active] == [1, 2, 4]
 
@@ -188,12 +188,12 @@ def test_similar_experts_are_merged_in_the_second_round() -> None:
         pairs.append((first, second))
         return 0.97 if (first, second) == (1, 3) else 0.2
 
-    graced = play(bank, 3, even(bank), likeness=likeness)
+    graced = play_round(bank, 3, even(bank), likeness=likeness)
     assert not pairs
-    once = play(graced.bank, 4, even(bank), likeness=likeness)
+    once = play_round(graced.bank, 4, even(bank), likeness=likeness)
     assert not once.events
-    assert not play(once.bank, 5, even(bank)).bank.alike  # no longer alike: counted anew
-    merged = play(once.bank, 5, {1: 6, 2: 5, 3: 4}, likeness=likeness)
+    assert not play_round(once.bank, 5, even(bank)).bank.alike  # no longer alike: counted anew
+    merged = play_round(once.bank, 5, {1: 6, 2: 5, 3: 4}, likeness=likeness)
     [event] = merged.events
     assert (event.change, event.expert, event.peer) == ("merged", 3, 1)
     assert event.reason == (
@@ -208,7 +208,7 @@ def test_similar_experts_are_merged_in_the_second_round() -> None:
 def test_the_most_similar_pair_of_experts_is_merged() -> None:
     bank = replace(new_bank(4, RULES, 0), alike={(1, 2): 1, (3, 4): 1, (2, 4): 1})
     cosines = {(1, 2): 0.96, (3, 4): 0.99, (2, 4): 0.97}
-    merged = play(bank, 9, even(bank), likeness=lambda *pair: cosines.get(pair, 0.0))
+    merged = play_round(bank, 9, even(bank), likeness=lambda *pair: cosines.get(pair, 0.0))
     assert [(event.expert, event.peer) for event in merged.events] == [(4, 3)]
     assert merged.bank.alike == {(1, 2): 2}
 
@@ -223,7 +223,7 @@ def test_rounds_decide_prior_birth_prune_merge_in_order() -> None:
         pairs.append((first, second))
         return 0.99 if (first, second) == (1, 2) else 0.0
 
-    outcome = play(bank, 9, {1: 3, 2: 9}, rejects=6, rules=rules, likeness=likeness)
+    outcome = play_round(bank, 9, {1: 3, 2: 9}, rejects=6, rules=rules, likeness=likeness)
     assert [(event.change, event.expert) for event in outcome.events] == [
         ("born", 5),
         ("pruned", 4),

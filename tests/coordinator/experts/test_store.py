@@ -40,7 +40,7 @@ def bank_of(database: Database, count: int = 3) -> Bank:
     return bank
 
 
-def play(database: Database, number: int, users: dict[int, int], rejects: int = 0) -> Bank:
+def play_round(database: Database, number: int, users: dict[int, int], rejects: int = 0) -> Bank:
     """Take the stored bank through a round, in which experts 1 and 2 are alike."""
     with database.write() as session:
         bank = store.load(session, FEDERATION)
@@ -62,7 +62,7 @@ def test_a_bank_and_its_memory_are_read_back(database: Database) -> None:
     assert loaded(database) is None
     assert bank_of(database) == loaded(database)
     for number, rejects in ((4, 5), (5, 5), (6, 0)):
-        after = play(database, number, {1: 7, 2: 4, 3: 4}, rejects)
+        after = play_round(database, number, {1: 7, 2: 4, 3: 4}, rejects)
         assert loaded(database) == after
     assert [expert.status for expert in after.experts] == ["active", "merged", "active", "active"]
     with database.read() as session:
@@ -78,9 +78,9 @@ def test_a_bank_and_its_memory_are_read_back(database: Database) -> None:
 
 def test_a_round_is_stored_once(database: Database) -> None:
     bank_of(database)
-    play(database, 1, {1: 5})
+    play_round(database, 1, {1: 5})
     with pytest.raises(IntegrityError):
-        play(database, 1, {1: 5})
+        play_round(database, 1, {1: 5})
 
 
 def revise(database: Database, expert: int, number: int) -> int:

@@ -59,7 +59,7 @@ def test_a_waiting_round_has_no_next_step(database: Database, federation: Federa
 
 
 @pytest.mark.parametrize("state", ["open", "closing", "aggregating", "published", "abandoned"])
-def test_only_collecting_rounds_wait(database: Database, federation: FederationRow, state: str) -> None:
+def test_rounds_wait_only_while_collecting(database: Database, federation: FederationRow, state: str) -> None:
     with database.write() as session:
         moment = database_time(session)
         row = rounds.open_round(session, federation.id, 1, moment)

@@ -136,14 +136,14 @@ def stored_session(
         federation.state = "running"
     terms = terms_of(members, segments=segments, masking=masking, session=number)
     played = Session(terms, inputs_of(members, values), stops or {}, {"masking": masking})
-    _play(played)
+    _play_phases(played)
     stored = Stored(database, federation.id, played)
     _store_round(stored)
     _store_session(stored)
     return stored
 
 
-def _play(played: Session) -> None:
+def _play_phases(played: Session) -> None:
     if played.terms.masking == "pairwise":
         played.play()
         return

@@ -89,7 +89,7 @@ def test_a_longer_vector_is_not_read(coordinator: Served) -> None:
     assert refused.json()["limit"] == len(client.message(MASKED))
 
 
-def test_only_members_of_a_session_use_it(coordinator: Served) -> None:
+def test_a_session_is_closed_to_other_clients(coordinator: Served) -> None:
     scene = at_step(coordinator, SHARES)
     outside = SumClient(coordinator.enrol(scene.federation_id, "outside"), 1, terms=scene.clients[0].terms)
     for answer in (outside.put(SHARES, scene.clients[0].message(SHARES)), outside.get(KEYS)):

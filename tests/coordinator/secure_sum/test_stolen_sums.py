@@ -99,8 +99,8 @@ def test_stolen_states_of_a_sum_hide_inputs(coordinator: Served) -> None:
     with thief_at_every_commit() as thief:
         scene = summing(coordinator)
         thief.federation_id = scene.federation_id
-        _play(scene, scene.clients, "done")
-    _check(thief, coordinator, scene.clients)
+        _play_session(scene, scene.clients, "done")
+    _assert_inputs_hidden(thief, coordinator, scene.clients)
 
 
 @pytest.mark.slow
@@ -124,7 +124,7 @@ def test_stolen_states_hide_a_lost_members_input(coordinator: Served) -> None:
     (session,) = thief.sessions()
     assert lost.position not in thief.of(session, "masked")
     assert {of for owner, of in thief.shares(session) if owner == lost.position} == {"s"}
-    _check(thief, coordinator, scene.clients)
+    _assert_inputs_hidden(thief, coordinator, scene.clients)
 
 
 @pytest.mark.slow
@@ -139,12 +139,12 @@ def test_stolen_states_of_two_sessions_hide_inputs(coordinator: Served) -> None:
         scene.step(CONFIRM, stop=[3, 4])
         _wait(scene, "aborted", "keys")
         living = scene.clients[:3]
-        _play(scene, living, "aborted", "done")
+        _play_session(scene, living, "aborted", "done")
     assert len(thief.sessions()) == 2
     assert thief.of(min(thief.sessions()), "masked")
     assert not thief.shares(min(thief.sessions()))
-    _check(thief, coordinator, living)
-    stored = _everything(thief)
+    _assert_inputs_hidden(thief, coordinator, living)
+    stored = _joined_messages(thief)
     assert not [secret for secrets in first for secret in secrets if secret in stored]
 
 
@@ -155,11 +155,11 @@ def test_inputs_in_clear_are_deleted_with_their_session(coordinator: Served) -> 
         scene.begin()
         scene.step(MASKED)
         _wait(scene, "done")
-    assert scene.clients[0].message(MASKED) in _everything(thief), "without masks, a thief reads them"
+    assert scene.clients[0].message(MASKED) in _joined_messages(thief), "without masks, a thief reads them"
     assert not thief.now
 
 
-def _play(scene: Scene, clients: list[SumClient], *states: str) -> None:
+def _play_session(scene: Scene, clients: list[SumClient], *states: str) -> None:
     scene.begin(clients)
     for step in STEPS:
         for client in clients:
@@ -179,10 +179,10 @@ def _wait(scene: Scene, *states: str) -> None:
     wait_until(lambda: tuple(state for (state,) in ask(scene.served.database_url, query)) == states)
 
 
-def _check(thief: Thief, served: Served, clients: list[SumClient]) -> None:
+def _assert_inputs_hidden(thief: Thief, served: Served, clients: list[SumClient]) -> None:
     """Check that no member is opened, by all messages of all sessions, and that none of them is left."""
     assert thief.commits > 10
-    stored = _everything(thief)
+    stored = _joined_messages(thief)
     assert not [secret for client in clients for secret in _secrets(client) if secret in stored]
     for session in thief.sessions():
         terms = _terms(served.database_url, session)
@@ -233,7 +233,7 @@ def _secrets(client: SumClient) -> list[bytes]:
     return [*written, modulus.pack(values.astype(modulus.word)), client.input.astype("<i4").tobytes()]
 
 
-def _everything(thief: Thief) -> bytes:
+def _joined_messages(thief: Thief) -> bytes:
     return b"\0".join(thief.messages.values())
 
 
