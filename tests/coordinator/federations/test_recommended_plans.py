@@ -85,7 +85,7 @@ def test_name_and_option_are_refused_together(coordinator: Served) -> None:
     assert [fault["field"] for fault in refused["errors"]] == ["name", "strategy.options.zzz"]
 
 
-def test_strategies_are_listed_with_a_sentence_and_their_plan(coordinator: Served) -> None:
+def test_strategies_are_listed_with_description_and_plan(coordinator: Served) -> None:
     listed = coordinator.person("auditor").get("/v1/strategies").json()["items"]
     assert [one["name"] for one in listed] == list(strategy_names())
     for one in listed:

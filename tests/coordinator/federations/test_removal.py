@@ -23,7 +23,7 @@ def _tables_with(served: Served, ids: set[str]) -> set[str]:
         }
 
 
-def test_federation_without_a_round_leaves_only_the_audit_log(
+def test_a_removed_federation_leaves_only_audit_entries(
     serve: Callable[..., Served], database_url: str
 ) -> None:
     coordinator = serve(database_url)
