@@ -1,4 +1,4 @@
-"""Stored names that a terminal would act on, or that read as another name, load and are escaped."""
+"""Stored names with control characters: they load, and terminals show them escaped."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a browser is shown cannot be framed and runs no script but its own; new secrets are not stored."""
+"""Pages in a browser: no framing, no foreign script, no stored secrets."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.served import Served
 
 
 @pytest.mark.parametrize("path", ["/", "/docs"])
-def test_a_page_has_the_policy_and_no_script_of_its_own(coordinator: Served, path: str) -> None:
+def test_a_page_has_the_policy_without_inline_scripts(coordinator: Served, path: str) -> None:
     shown = coordinator.http().get(path)
     policy = shown.headers["content-security-policy"]
     assert "script-src 'self';" in policy
