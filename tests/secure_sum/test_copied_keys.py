@@ -1,4 +1,4 @@
-"""Colluders who advertise an honest member's key in another spelling open no smaller sum.
+"""Colluders that advertise an honest member's key in another encoding: no smaller sum is opened.
 
 The checks of keys and the derivation of masks are two defences; each is tested without the other one.
 """
@@ -71,7 +71,7 @@ def test_members_notice_a_copied_key(scene: str, copy: str) -> None:
 
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize(("scene", "copy"), PLAYED)
-def test_a_copied_key_opens_nothing_by_itself(scene: str, copy: str) -> None:
+def test_an_unchecked_copied_key_opens_nothing(scene: str, copy: str) -> None:
     server = LyingServer(SCENES[scene][0], COPIES[copy])
     server.run()
     assert list(server.opened()) == []
@@ -88,7 +88,7 @@ def test_masks_of_secrets_alone_would_cancel(scene: str, copy: str, monkeypatch:
 
 
 @pytest.mark.parametrize("scene", SCENES)
-def test_colluders_open_the_sum_of_all_honest_members_only(scene: str) -> None:
+def test_colluders_open_only_the_sum_of_honest_members(scene: str) -> None:
     """With keys of their own they learn one sum, of at least minimum - k honest members."""
     played = SCENES[scene][0]
     server = LyingServer(played, lambda _, own: (own.channel.public, own.mask.public))
@@ -99,7 +99,7 @@ def test_colluders_open_the_sum_of_all_honest_members_only(scene: str) -> None:
 
 
 @pytest.mark.usefixtures("unchecked")
-def test_one_key_of_two_identities_opens_no_less_than_all() -> None:
+def test_a_key_of_two_identities_opens_no_less() -> None:
     shared = SecretKey(b"\x05" * 32)
     server = LyingServer(SCENES["one of seven"][0], lambda _, own: (own.channel.public, shared.public))
     server.colluders = {n: Colluder(own.channel, shared) for n, own in server.colluders.items()}
@@ -107,7 +107,7 @@ def test_one_key_of_two_identities_opens_no_less_than_all() -> None:
     assert list(server.opened()) == [(0, 1, 2)]
 
 
-def test_one_key_of_two_identities_is_noticed() -> None:
+def test_a_key_of_two_identities_is_refused() -> None:
     shared = SecretKey(b"\x05" * 32)
     server = LyingServer(SCENES["one of seven"][0], lambda _, own: (own.channel.public, shared.public))
     with pytest.raises(SessionAborted, match="public keys are equal"):
@@ -130,7 +130,7 @@ def test_a_colluder_with_a_copied_channel_key_cannot_share() -> None:
         server.run()
 
 
-def test_all_spellings_of_a_key_are_equal() -> None:
+def test_spellings_of_a_key_are_equal() -> None:
     """P + T for every T of small order; X25519 tells none of them from P."""
     secret, peer = new_secret_key(), new_secret_key()
     respelled = spellings(secret.public)
@@ -151,7 +151,7 @@ def _unusable() -> Iterator[bytes]:
     yield from (bytes(31), bytes(33), b"")
 
 
-def test_keys_that_are_weak_or_not_canonical_are_refused() -> None:
+def test_weak_and_noncanonical_keys_are_refused() -> None:
     for public in _unusable():
         with pytest.raises(SecureSumError):
             require_distinct([public])
