@@ -1,4 +1,4 @@
-"""Agents on two base models share P and Q with everybody, LoRA among their own kind, and keep the rest."""
+"""Agents on two base models: P and Q shared by all, LoRA by equal models, the rest private."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def served_after(agent: AgentProcess) -> dict[str, np.ndarray]:
     return read_weights(file.read_bytes(), {n: v.shape for n, v in trained(agent).adapter.items()})
 
 
-def test_two_base_models_share_what_means_the_same_in_both(
+def test_base_models_share_pq_and_not_lora(
     fresh_database: Callable[[str], str], serve: Callable[..., Served], tmp_path: Path
 ) -> None:
     served = serve(fresh_database("sqlite"), tick_seconds=0.05, retry_seconds=0.2)
