@@ -223,12 +223,12 @@ def test_slow_peers_do_not_delay_good_requests(
     scene: Scene, record_property: Callable[[str, object], None]
 ) -> None:
     """Who behaves waits less than twice as long: both are measured in turns, for a machine's pace changes."""
-    _asked(scene)  # what the first requests cost is nobody's fault
+    _good_requests(scene)  # what the first requests cost is nobody's fault
     alone, beside = [], []
     while len(alone) < TURNS or (_times(beside, alone) >= 2 and len(alone) < MOST_TURNS):
-        alone.append(_asked(scene))
+        alone.append(_good_requests(scene))
         with _trickling(scene):
-            beside.append(_asked(scene))
+            beside.append(_good_requests(scene))
         time.sleep(0.5)  # those who were slow are forgotten
     said = f"p99 beside {SLOW_PEERS} slow peers {_times(beside, alone):.2f} times that alone"
     record_property("said", f"{said} ({_wait(beside) * 1000:.1f} ms, {_wait(alone) * 1000:.1f} ms)")
@@ -269,7 +269,7 @@ class Asked:
     p99: float
 
 
-def _asked(scene: Scene) -> Asked:
+def _good_requests(scene: Scene) -> Asked:
     taken, computed = [], scene.served.cpu_seconds()
     for _ in range(400):
         began = time.perf_counter()

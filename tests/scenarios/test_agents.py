@@ -103,7 +103,7 @@ def test_a_killed_agents_update_counts_once_per_round(
     assert len(counted) == len(set(counted)) == 6
 
 
-def test_a_stopped_agent_says_so_and_resumes(database_url: str, serve: Serve, tmp_path: Path) -> None:
+def test_a_stopped_agent_resumes_after_a_restart(database_url: str, serve: Serve, tmp_path: Path) -> None:
     served = serve(database_url, tick_seconds=0.05, retry_seconds=0.2)
     federation_id = served.federation(
         **plan(rounds={"total": 1, "min_clients": 1}, training={"steps": 400, "learning_rate": 0.01})
@@ -121,7 +121,7 @@ def test_a_stopped_agent_says_so_and_resumes(database_url: str, serve: Serve, tm
     assert served.rounds(federation_id)[0]["state"] == "published"
 
 
-def test_a_revoked_agent_stops_and_says_why(database_url: str, serve: Serve, tmp_path: Path) -> None:
+def test_a_revoked_agent_stops_with_key_revoked(database_url: str, serve: Serve, tmp_path: Path) -> None:
     served = serve(database_url, tick_seconds=0.05, retry_seconds=0.2)
     federation_id = served.federation(**plan())
     agent = prepare_agent(tmp_path, "aster", served.url, served.enrolment_token(federation_id, "aster"))

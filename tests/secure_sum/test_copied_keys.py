@@ -79,7 +79,9 @@ def test_an_unchecked_copied_key_opens_nothing(scene: str, copy: str) -> None:
 
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize(("scene", "copy"), RESPELT)
-def test_masks_of_secrets_alone_would_cancel(scene: str, copy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_masks_without_positions_and_keys_cancel(
+    scene: str, copy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The attack works on masks that do not depend on positions and keys: the tests above play it."""
     monkeypatch.setattr(agreement, "_pair", lambda *_: b"")
     server = LyingServer(SCENES[scene][0], COPIES[copy])
@@ -124,7 +126,7 @@ def test_a_key_of_an_earlier_session_opens_nothing() -> None:
 
 
 @pytest.mark.usefixtures("unchecked")
-def test_a_colluder_with_a_copied_channel_key_cannot_share() -> None:
+def test_a_copied_channel_key_cannot_decrypt_shares() -> None:
     server = LyingServer(SCENES["a pair"][0], lambda victim, own: (_torsion(victim.c), own.mask.public))
     with pytest.raises(SessionAborted, match="do not decrypt"):
         server.run()
@@ -168,7 +170,7 @@ def test_the_coordinator_refuses_a_copied_key_at_once(copy: str) -> None:
         intake.check_keys(session.terms, 1, step, [first])
 
 
-def test_a_secret_is_checked_against_the_key_as_sent() -> None:
+def test_a_respelled_mask_key_prevents_opening() -> None:
     """A respelled key has no private key: nothing is rebuilt for a member that advertised it."""
     session = session_until(5, stops={4: 2})
     sent: KeysStep = session.keys[4]

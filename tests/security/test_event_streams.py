@@ -54,7 +54,7 @@ def test_a_caller_follows_four_streams_at_once(coordinator: Served) -> None:
 
 
 @pytest.mark.slow
-def test_all_streams_share_one_query(
+def test_the_streams_of_a_process_share_one_query(
     serve: Callable[..., Served], database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     served = serve(database_url)

@@ -59,14 +59,14 @@ def invoked(file: Path, *arguments: str) -> tuple[int, str]:
     return done.exit_code, " ".join(done.stderr.replace("\u2502", " ").split())
 
 
-def missing(comparison: Comparison) -> list[str]:
+def missing_labels(comparison: Comparison) -> list[str]:
     return [cell.label for cell in comparison.missing()]
 
 
 def test_a_finished_run_is_not_run_again(tmp_path: Path) -> None:
     comparison = planned(tmp_path)
     previous = finish(comparison, "fedavg", 0)
-    assert missing(planned(tmp_path)) == ["local, seed 0", "local, seed 1", "fedavg, seed 1"]
+    assert missing_labels(planned(tmp_path)) == ["local, seed 0", "local, seed 1", "fedavg, seed 1"]
     assert planned(tmp_path).results() == [previous]
 
 

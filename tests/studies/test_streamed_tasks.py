@@ -146,7 +146,7 @@ def test_an_unreadable_hub_is_a_data_error(tmp_path: Path) -> None:
         with_streams(read, tmp_path / "out")
 
 
-def test_a_stream_needs_tasks_and_a_partition_of_them(tmp_path: Path) -> None:
+def test_a_stream_needs_tasks_and_their_partition(tmp_path: Path) -> None:
     with pytest.raises(StudyUnusable, match="source instructions has a stream, which needs a partition by_k"):
         streamed(tmp_path, '[partition]\nkind = "by_task"\n')
     file = tmp_path / "study.toml"

@@ -62,7 +62,7 @@ class Finals:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_plain_and_summed_fedavg_end_with_the_same_weights(
+def test_plain_and_summed_fedavg_end_with_equal_weights(
     tmp_path: Path, served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read, finals = three_silos(tmp_path), Finals()

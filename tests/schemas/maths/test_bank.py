@@ -88,7 +88,7 @@ def test_the_change_of_a_sole_trainer_is_undiluted() -> None:
     assert bank.m_step(theta, weights[0][1] * change, total, 1.0) == pytest.approx(theta + change)
 
 
-def test_the_m_step_is_the_weighted_mean_of_changes() -> None:
+def test_the_m_step_is_a_weighted_mean() -> None:
     changes, weights = np.array([[1.0, 2.0], [3.0, -2.0]]), np.array([0.25, 0.75])
     moved = bank.m_step(np.zeros(2), weights @ changes, float(weights.sum()), 0.5)
     assert moved == pytest.approx(0.5 * np.average(changes, axis=0, weights=weights))
