@@ -111,7 +111,7 @@ def test_silence_ends_with_the_newest_step(
         (2, 0, 0, "open", "round 2: 0 of 4 silos train"),
     ],
 )
-def test_round_is_told_with_the_silos_that_are_expected(
+def test_the_state_of_a_round_names_expected_silos(
     tmp_path: Path, number: int, joined: int, arrived: int, state: str, words: str
 ) -> None:
     (tmp_path / "smollm2").symlink_to(MODELS["S"])

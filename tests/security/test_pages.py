@@ -53,7 +53,7 @@ def test_footer_has_no_link_without_a_documentation(coordinator: Served) -> None
     assert "<!--" not in footer
 
 
-def test_every_module_of_the_page_is_served(coordinator: Served) -> None:
+def test_the_modules_of_the_page_are_served(coordinator: Served) -> None:
     http, folder = coordinator.http(), files("coordinator.dashboard")
     modules = [file.name for file in folder.iterdir() if file.name.endswith(".js")]
     assert len(modules) > 10
