@@ -1,4 +1,4 @@
-"""What tests share: real databases, one fresh per test, and a real coordinator on a loopback port."""
+"""Fixtures of all tests: databases, one fresh per test, and a coordinator on a loopback port."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The guard on durations: no fast test takes longer than the limit, and all together stay in the budget.
+"""The guard on durations: a limit for a fast test, and a budget for all together.
 
 Tests that run beside each other slow each other down, and other work slows all of them. So what took too long
 is run again by itself, and fails the run only where it takes too long once more.

@@ -1,4 +1,4 @@
-"""Train an adapter on examples, as a round does, for tests that need no coordinator."""
+"""Training of an adapter on examples, as in a round, for tests without a coordinator."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What rotates from commit to commit: the shard of the slow tests, and the seeds of the fault schedules.
+"""Rotation from commit to commit: the shard of the slow tests, and the seeds of the fault schedules.
 
 The commit decides, not the clock: a run can be repeated, and consecutive commits cover everything.
 """

@@ -1,4 +1,4 @@
-"""A real coordinator in a thread, and what tests do with one over real HTTP."""
+"""A coordinator in a thread, and its use over HTTP."""
 
 from __future__ import annotations
 

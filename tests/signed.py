@@ -1,4 +1,4 @@
-"""Make a client's signed request by hand, so that anything about it can be wrong."""
+"""Signed requests of a client, made by hand, so that any part can be wrong."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a client does in a round, over real HTTP, for tests that care about the coordinator's answers."""
+"""The actions of a client in a round, over HTTP, for tests of the coordinator's answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""CI ends with pytest, every test is in one group, and five commits run every shard."""
+"""CI: pytest as last command, one group for a test, and all shards in five commits."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_ci_ends_with_pytest() -> None:
     assert " -m pytest " in last_command("test")
 
 
-def test_every_group_of_tests_has_a_target() -> None:
+def test_groups_of_tests_have_make_targets() -> None:
     groups = [selected(target) for target in ("test", "test-slow", "test-long", "test-system")]
     assert groups == [
         "not slow and not long and not gpu and not system",
@@ -59,7 +59,7 @@ def test_shards_share_the_tests_evenly() -> None:
     assert all(0.75 * even < shards.count(shard) < 1.25 * even for shard in range(rotation.SHARDS))
 
 
-def test_neighbouring_commits_play_other_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_neighbouring_commits_have_different_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
     seeds = []
     for number in range(700, 720):
         monkeypatch.setattr(rotation, "commit_number", lambda number=number: number)
@@ -68,7 +68,7 @@ def test_neighbouring_commits_play_other_seeds(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize("history", ["", "true"])
-def test_checkout_without_history_has_a_shard(monkeypatch: pytest.MonkeyPatch, history: str) -> None:
+def test_a_checkout_without_history_has_a_shard(monkeypatch: pytest.MonkeyPatch, history: str) -> None:
     answers = {"--is-shallow-repository": history, "HEAD": "ab12" if history else ""}
     monkeypatch.setattr(rotation, "_git", lambda *arguments: answers[arguments[-1]])
     assert rotation.shard_of_commit() in range(rotation.SHARDS)

@@ -1,4 +1,4 @@
-"""The guard on durations judges the fast tests of a run."""
+"""The guard on durations of the fast tests of a run."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_durations_within_limit_and_budget_pass() -> None:
     assert over_budget(durations, elapsed=BUDGET) is None
 
 
-def test_test_over_the_limit_is_named() -> None:
+def test_durations_over_the_limit_are_named() -> None:
     assert too_long(durations_of(short=0.1, long=LIMIT + 0.2)) == {"long": LIMIT + 0.2}
 
 
@@ -45,7 +45,7 @@ def test_fixtures_do_not_count_for_the_limit() -> None:
     assert not too_long(durations)
 
 
-def test_run_over_the_budget_names_the_five_dearest() -> None:
+def test_a_run_over_budget_names_the_longest_tests() -> None:
     line = over_budget(
         durations_of(**{f"test_{number}": number / 10 for number in range(9)}), elapsed=BUDGET + 1
     )
@@ -55,7 +55,7 @@ def test_run_over_the_budget_names_the_five_dearest() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("alone", "passes"), [(LIMIT + 1, False), (0.0, True)])
-def test_a_test_that_is_too_long_by_itself_too_fails_the_run(
+def test_a_test_too_long_alone_fails_the_run(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, alone: float, passes: bool
 ) -> None:
     monkeypatch.setattr("tests.durations.LIMIT", 0.01)

@@ -1,4 +1,4 @@
-"""The rules of the house: who may know whom, what names say, what runs without what."""
+"""Rules of the code: names, docstrings, imports, and the OpenAPI document."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_arguments_are_not_packed() -> None:
 
 
 @pytest.mark.slow
-def test_names_say_what_things_are() -> None:
+def test_unwanted_names_of_files_and_classes_are_absent() -> None:
     files = [path for path in _sources() if path.stem in UNWANTED_NAMES or path.parent.name in UNWANTED_NAMES]
     classes = [
         node.name
@@ -55,7 +55,7 @@ def test_names_say_what_things_are() -> None:
     assert not classes
 
 
-def test_every_file_says_what_it_decides() -> None:
+def test_source_files_have_docstrings() -> None:
     # Without parsing 850 files: docstrings come first in every file, and are never empty.
     silent = [str(path) for path in _sources() if not re.match(r'r?"""\S', path.read_text("utf-8"))]
     assert not silent
@@ -94,7 +94,7 @@ def _document() -> dict[str, Any]:
     return create_app(Settings(_env_file=None)).openapi()
 
 
-def test_the_openapi_document_is_the_one_that_was_agreed() -> None:
+def test_the_openapi_document_equals_its_snapshot() -> None:
     """After a wanted change: `python -m tests.test_house` writes the snapshot anew; read its diff."""
     assert _document() == json.loads(SNAPSHOT.read_text("utf-8"))
 
@@ -105,7 +105,7 @@ def test_openapi_references_resolve() -> None:
     assert references <= document["components"]["schemas"].keys()
 
 
-def test_every_operation_is_described_with_an_example_and_its_refusals() -> None:
+def test_operations_have_descriptions_examples_and_problem_responses() -> None:
     document = _document()
     for path, operations in document["paths"].items():
         for method, operation in operations.items():
@@ -116,7 +116,7 @@ def test_every_operation_is_described_with_an_example_and_its_refusals() -> None
                 assert media_type != "application/json" or "example" in content, name
 
 
-def test_json_bodies_are_read_strictly_and_after_the_caller_is_known() -> None:
+def test_json_bodies_are_documented_as_strict_json() -> None:
     """A body that FastAPI itself declares is parsed leniently, before anyone is recognised."""
     for path, operations in _document()["paths"].items():
         for method, operation in operations.items():

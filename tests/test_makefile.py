@@ -29,6 +29,6 @@ def test_setup_says_one_line_before_and_one_after(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "fetched"), [((), "examples.real_models --only smollm2"), (("ALL=1",), "examples.real_models ")]
 )
-def test_real_models_fetches_one_unless_all_are_asked_for(words: tuple[str, ...], fetched: str) -> None:
+def test_real_models_fetches_one_model_by_default(words: tuple[str, ...], fetched: str) -> None:
     command = _make("--dry-run", "real-models", *words).splitlines()[-1]
     assert command.endswith(f"-m {fetched}")

@@ -1,4 +1,4 @@
-"""`make test-gpu` where there is no GPU: it must not look as if anything had been tested."""
+"""`make test-gpu` without a GPU: an exit status that is no pass."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.long
-def test_gpu_tests_that_could_not_run_are_no_pass() -> None:
+def test_gpu_tests_without_gpu_do_not_pass() -> None:
     done = run("-m", "gpu", "tests/gpu")
     assert done.returncode == pytest.ExitCode.NO_TESTS_COLLECTED
     assert "None of the GPU tests ran" in done.stdout
@@ -30,7 +30,7 @@ def test_gpu_tests_that_could_not_run_are_no_pass() -> None:
 
 
 @pytest.mark.long
-def test_beside_other_tests_they_are_skipped_as_before() -> None:
+def test_gpu_tests_beside_other_tests_are_skipped() -> None:
     done = run("tests/gpu", "tests/schemas/maths/test_paired_test.py")
     assert done.returncode == pytest.ExitCode.OK
     assert "None of the GPU tests ran" not in done.stdout

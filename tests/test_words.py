@@ -1,4 +1,4 @@
-"""Names say what they hold, and docstrings begin with a verb: CONTRIBUTING.md has the rules."""
+"""Names and docstrings of the code: no pronouns, and no vague openings (CONTRIBUTING.md)."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ def vague_docstrings(file: Path) -> list[str]:
 
 
 @pytest.mark.slow
-def test_no_name_is_a_pronoun() -> None:
+def test_names_are_no_pronouns() -> None:
     assert not [found for file in sources(HERE) for found in pronouns(file)]
 
 
 @pytest.mark.slow
-def test_no_docstring_begins_vaguely() -> None:
+def test_docstrings_do_not_begin_vaguely() -> None:
     assert not [found for file in sources(HERE) for found in vague_docstrings(file)]
 
 

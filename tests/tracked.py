@@ -1,4 +1,4 @@
-"""What a tracker recorded, read by its own library."""
+"""Records of a tracker, read with its own library."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A server that never ends: it reads or sends a few bytes at a time, each before a timeout between two."""
+"""A server that never ends a response: a few bytes at a time, each before the read timeout."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Wait for facts, not for time."""
+"""Waiting for conditions instead of fixed times."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The benchmarks run, at sizes that mean nothing, and report what they promise."""
+"""The benchmarks at small sizes: complete runs and reports."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_a_round_is_measured_through_a_running_coordinator(strategy: str, tmp_pa
     assert sum(line.lstrip().startswith(("met: ", "missed: ")) for line in told.splitlines()) == 2
 
 
-def test_goals_are_judged_by_what_was_measured() -> None:
+def test_goals_are_judged_by_measurements() -> None:
     size = {"clients": 4, "mib": 1, "strategy": "fedavg", "seconds": 0.2, "cpu_seconds": 0.06}
     size |= {"peak_rss_mib": 100.0, "copy_and_hash_seconds": 0.1, "wire_ratio": 1.01}
     console = Console(record=True, width=200)

@@ -1,11 +1,11 @@
-"""The codec's benchmark runs, at a size that means nothing, and reports every recipe."""
+"""The benchmark of the codec at a small size: all recipes."""
 
 from __future__ import annotations
 
 from benchmarks import codec
 
 
-def test_every_recipe_is_measured_within_its_bound() -> None:
+def test_recipes_are_measured_within_their_bounds() -> None:
     found = codec.measure(1000)
     assert [one["recipe"] for one in found["recipes"]] == list(codec.RECIPES)
     for one in found["recipes"]:

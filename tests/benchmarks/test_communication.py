@@ -1,4 +1,4 @@
-"""What an adapter costs on the wire, told from real bodies."""
+"""The bytes of an adapter on the wire, measured on real bodies."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from schemas.maths.adapter import size
 TINY = Model("tiny", 2, {role: (64, 64) for role in ("q", "k", "v", "o", "gate", "up", "down")})
 
 
-def test_bytes_are_those_of_whole_bodies_and_fewer_bits_are_fewer_bytes() -> None:
+def test_measured_bytes_include_header_and_shrink_with_bits() -> None:
     rows = {row.what: row for row in measure(TINY)}
     dense = rows["LoRA r=8 on q, v, dense float32"]
     assert dense.values == size(TINY.lora(("q", "v"), 8)) == 4096
@@ -19,7 +19,7 @@ def test_bytes_are_those_of_whole_bodies_and_fewer_bits_are_fewer_bytes() -> Non
     assert few.down < dense.down / 2
 
 
-def test_p_and_q_cost_the_same_for_any_base_model() -> None:
+def test_pq_bytes_are_independent_of_the_base_model() -> None:
     row = next(row for row in measure(TINY) if row.what == "P, Q r=16, int4 / int8 (default)")
     assert row.values == 7616
     assert row.up / MB < 0.0065

@@ -1,4 +1,4 @@
-"""The benchmark of option accuracy prints the score of a round, over all data sets that have options."""
+"""The benchmark of option accuracy: the score of a round, over data sets with options."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_the_printed_score_is_that_of_a_round(
     assert printed["arc_easy"]["most_frequent"] == 1.0  # the rows here are all answered by the second option
 
 
-def test_a_chat_asks_the_same_question_in_the_users_turn(tmp_path: Path) -> None:
+def test_a_chat_has_the_question_as_user_turn(tmp_path: Path) -> None:
     data, models = write_folders(tmp_path)
     tokenizer = load_base_model(str(models / "smollm2"), device=torch.device("cpu")).tokenizer
     set_template(tokenizer, PLAIN)
@@ -48,7 +48,7 @@ def test_a_chat_asks_the_same_question_in_the_users_turn(tmp_path: Path) -> None
     assert f"user: {example.prompt}\nassistant:" in text
 
 
-def test_a_listed_question_shows_its_options_before_the_answer(tmp_path: Path) -> None:
+def test_a_listed_question_contains_its_options(tmp_path: Path) -> None:
     data, _ = write_folders(tmp_path)
     example = multiple_choice(data, ["arc_easy"])["arc_easy"][0]
     listed = "\nA. 97 stones\nB. 96 stones\nC. 98 stones\nAnswer:"

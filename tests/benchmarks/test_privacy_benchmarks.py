@@ -1,4 +1,4 @@
-"""The benchmarks of privacy attack and weigh with what they say they do."""
+"""The benchmarks of privacy: attacks, the mass of clusters, and the noise of private training."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from client_agent.model.loading import load_base_model
 from client_agent.sketches.gradient import Sketch
 
 
-def test_mass_is_split_over_the_own_cluster_oneself_and_the_others() -> None:
+def test_mass_is_split_over_cluster_self_and_others() -> None:
     east, north, up = np.eye(3, dtype=np.float32)
 
     def of(*vectors: np.ndarray) -> tuple[float, float, float]:
@@ -25,7 +25,7 @@ def test_mass_is_split_over_the_own_cluster_oneself_and_the_others() -> None:
 
 
 @pytest.mark.long
-def test_one_record_is_read_from_its_gradient_and_not_from_a_private_sketch() -> None:
+def test_private_sketches_resist_the_attack_on_gradients() -> None:
     base = load_base_model(str(leak.ROOT / "examples" / "models" / "tiny-s"), device=torch.device("cpu"))
     found = leak.attacked(leak.Attacker.of(base), 1, 0)
     assert found["whole gradient, span check"] == (1.0, 1.0)
@@ -34,7 +34,7 @@ def test_one_record_is_read_from_its_gradient_and_not_from_a_private_sketch() ->
 
 
 @pytest.mark.slow
-def test_private_training_is_measured_with_the_noise_of_its_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_private_training_uses_the_noise_of_its_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     base = load_base_model(str(leak.ROOT / "examples" / "models" / "tiny-s"), device=torch.device("cpu"))
     data = private_training.drawn(16, 0)
     assert not {e.prompt for e in data.train} & {e.prompt for e in data.held_out}

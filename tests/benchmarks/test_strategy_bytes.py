@@ -1,4 +1,4 @@
-"""Bytes of every strategy, from real bodies."""
+"""The bytes of all strategies, measured on real bodies."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from schemas.strategies.registry import strategy_names
 TINY = Model("tiny", 4, {role: (256, 256) for role in ("q", "k", "v", "o", "gate", "up", "down")})
 
 
-def test_every_strategy_is_measured_and_none_receives_more_than_before() -> None:
+def test_strategies_receive_no_more_bytes_in_int8() -> None:
     rows = {row.strategy: row for row in measure(TINY)}
     assert {*strategy_names(), "fedmosaic, several base models", "ca_pfl after its warm-up"} == rows.keys()
     for row in rows.values():

@@ -1,4 +1,4 @@
-"""The benchmark of a training step, in small: what it builds is what is loaded, and all take their turns."""
+"""The benchmark of a training step at a small size: built models, full batches, all adapters."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ every_number_of_bits = pytest.mark.parametrize("quantization", ["none", "nf4", "
 
 
 @every_number_of_bits
-def test_a_built_model_is_held_as_a_loaded_one_is(tmp_path: Path, quantization: Quantization) -> None:
+def test_a_built_model_equals_a_loaded_one(tmp_path: Path, quantization: Quantization) -> None:
     folder = saved(SMALL, tmp_path, device=CPU)
     loaded = load_base_model(folder, device=CPU, dtype=torch.bfloat16, quantization=quantization)
     made = built(SMALL, device=CPU, dtype=torch.bfloat16, quantization=quantization)
@@ -37,7 +37,7 @@ def test_batches_are_full() -> None:
 
 @pytest.mark.slow
 @every_number_of_bits
-def test_every_kind_of_adapter_is_measured_in_turn(quantization: Quantization) -> None:
+def test_the_kinds_of_adapters_are_measured_in_turn(quantization: Quantization) -> None:
     found = measure(
         SMALL, device=CPU, quantization=quantization, rank=4, checkpointing=True, repetitions=2, steps=1
     )

@@ -1,4 +1,4 @@
-"""The draws of the first tutorial are studies of its messages and its plan."""
+"""The draws of the first tutorial: studies of its messages and its plan."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from studies.study import read_study
 from tests.scenarios.agents import MODELS
 
 
-def test_draw_divides_the_messages_of_the_tutorial(tmp_path: Path) -> None:
+def test_a_draw_divides_the_messages_of_the_tutorial(tmp_path: Path) -> None:
     messages = silos_of_tutorial()
     assert {name: len(rows) for name, rows in messages.items()} == {"north": 18, "harbour": 18}
     study = read_study(write_study(3, Path(MODELS["S"]), tmp_path))

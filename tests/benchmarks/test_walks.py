@@ -1,4 +1,4 @@
-"""The files that a round runs through do not become more."""
+"""The budget of files that a round runs through."""
 
 from __future__ import annotations
 

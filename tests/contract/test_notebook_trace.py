@@ -1,4 +1,4 @@
-"""The two-client notebook, round by round, by a client written from the HTTP contract alone.
+"""The notebook with two clients, round by round, by a client of the HTTP contract alone.
 
 Nothing of ours is imported but the fixture that starts a coordinator: httpx, safetensors and json are what a
 stranger would use.
@@ -120,7 +120,7 @@ class Stranger:
         assert (receipt["round"], receipt["client"], receipt["clipped"]) == (number, self.id, False)
 
 
-def test_a_stranger_reproduces_the_notebook_over_http(coordinator: Any) -> None:
+def test_an_independent_client_reproduces_the_notebook(coordinator: Any) -> None:
     operator: httpx.Client = coordinator.admin
     federation = operator.post("/v1/federations", json=PLAN).json()["id"]
     strangers = [Stranger(coordinator.url, operator, federation, name) for name in ("first", "second")]

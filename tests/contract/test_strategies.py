@@ -1,4 +1,4 @@
-"""Both sides make every strategy from the same options, and the agent's parts agree with their facts."""
+"""Strategies of agent and coordinator: the same options, and parts that agree with the declared facts."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _choices(name: str) -> list[StrategyOptions]:
 
 
 @every_strategy
-def test_both_sides_make_a_strategy_from_the_same_options(name: str) -> None:
+def test_both_sides_make_strategies_from_the_same_options(name: str) -> None:
     for options in _choices(name):
         plan = options.model_dump(mode="json")
         agent, coordinator = load_strategy(name, plan), make(name, plan)

@@ -1,4 +1,4 @@
-"""docker-compose.yml and Dockerfile as containers would be made of them: commands, environments, mounts."""
+"""The containers of docker-compose.yml and Dockerfile: commands, environments, mounts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Run what a container would run, without one: its very command, with paths and addresses of here."""
+"""Commands of containers, run without containers, with local paths and addresses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The files of requirements/ as pip reads them."""
+"""Lock files of requirements/, parsed as by pip."""
 
 from __future__ import annotations
 

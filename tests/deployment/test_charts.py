@@ -1,4 +1,4 @@
-"""The Helm charts: what they render, and that every name and path in them exists in the code."""
+"""The Helm charts: their rendering, and the existence of the names and paths in them."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def containers() -> list[tuple[str, dict[str, Any], dict[str, Any]]]:
 
 
 @pytest.mark.parametrize("release", RELEASES)
-def test_charts_render_as_before(release: str) -> None:
+def test_charts_render_as_the_golden_files(release: str) -> None:
     pytest.importorskip("helm_python", reason="`make charts` installs Helm's library")
     assert render(release) == golden(release).read_text("utf-8"), "look at it, and run `make charts`"
 
@@ -82,7 +82,7 @@ def test_helm_finds_no_fault(release: str) -> None:
         {"settings": {"payload_store": "file:///tmp/payloads"}},  # each pod would have its own
     ],
 )
-def test_helm_refuses_values_that_mean_nothing(change: dict[str, Any]) -> None:
+def test_helm_refuses_invalid_values(change: dict[str, Any]) -> None:
     helm = pytest.importorskip("helm_python", reason="`make charts` installs Helm's library")
     with helm.Chart.load(str(CHARTS / "tessera")) as chart, pytest.raises(helm.HelmError):
         chart.validate_schema(RELEASES["coordinator"]["values"] | change)
@@ -97,7 +97,7 @@ def test_manifests_follow_the_schemas_of_kubernetes(release: str, version: str) 
             validator.validate(document, version, strict=True)
 
 
-def test_every_variable_is_read_by_somebody() -> None:
+def test_environment_variables_are_known() -> None:
     coordinators = {f"TESSERA_{name.upper()}" for name in {*Settings.model_fields, *EXTERNAL}}
     agents = {f"TESSERA_AGENT_{name.upper()}" for name in AgentSettings.model_fields}
     for chart, _, container in containers():
@@ -125,7 +125,7 @@ def test_a_chart_takes_every_setting_of_the_coordinator() -> None:
             )
 
 
-def test_commands_exist() -> None:
+def test_commands_of_containers_exist() -> None:
     stages = {"tessera": dockerfile()["coordinator"], "tessera-agent": dockerfile()["agent"]}
     for chart, _, container in containers():
         argv = [*stages[chart].argv("ENTRYPOINT"), *container["args"]]
@@ -135,7 +135,7 @@ def test_commands_exist() -> None:
             assert not list(mistakes(" ".join(probe["exec"]["command"])))
 
 
-def test_probes_and_scrapes_ask_for_paths_that_exist() -> None:
+def test_paths_of_probes_and_scrapes_exist() -> None:
     paths = {route.path for route in router.routes}
     for _, _, container in containers():
         for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
@@ -154,7 +154,7 @@ def test_alerts_are_those_of_the_release() -> None:
         assert rule["annotations"] == original["annotations"]
 
 
-def test_a_payload_store_is_reached_with_the_keys_of_its_secret() -> None:
+def test_a_payload_store_has_secret_and_network_rule() -> None:
     values = RELEASES["coordinator-with-store"]["values"]
     pod, _ = pods("coordinator-with-store")
     (container,) = pod["containers"]
@@ -166,12 +166,12 @@ def test_a_payload_store_is_reached_with_the_keys_of_its_secret() -> None:
     assert {"ports": [{"protocol": "TCP", "port": port}], "to": peers} in ways_out("coordinator-with-store")
 
 
-def test_without_a_payload_store_the_policy_leads_to_the_database_alone() -> None:
+def test_network_rules_without_a_store_allow_the_database() -> None:
     ports = [port["port"] for rule in ways_out("coordinator") for port in rule["ports"]]
     assert ports == [53, 53, 5432]
 
 
-def test_pods_have_no_rights_and_a_place_for_every_file() -> None:
+def test_pods_are_unprivileged_with_mounted_folders() -> None:
     for _, pod, container in containers():
         assert pod["securityContext"]["runAsUser"] == 10001
         assert pod["automountServiceAccountToken"] is False
@@ -188,7 +188,7 @@ def test_pods_have_no_rights_and_a_place_for_every_file() -> None:
             assert any(place.is_relative_to(mount) for mount in mounts.values()), place
 
 
-def test_an_agents_folder_is_the_images_own() -> None:
+def test_an_agents_folders_are_those_of_the_image() -> None:
     image = dockerfile()["agent"].environment
     (pod,) = pods("agent")
     values = {v["name"]: v["value"] for v in pod["containers"][0]["env"] if "value" in v}
@@ -197,7 +197,7 @@ def test_an_agents_folder_is_the_images_own() -> None:
 
 
 @pytest.mark.parametrize("release", [name for name in RELEASES if RELEASES[name]["chart"] == "tessera-agent"])
-def test_the_silo_file_of_a_release_can_be_read(release: str) -> None:
+def test_the_silo_file_of_a_release_is_valid(release: str) -> None:
     (file,) = [d["data"]["silo.toml"] for d in documents(release) if d["kind"] == "ConfigMap"]
     assert AgentSettings(**tomllib.loads(file)).model.startswith("/models/")
     values = yaml.safe_load((CHARTS / "tessera-agent" / "values.yaml").read_text("utf-8"))

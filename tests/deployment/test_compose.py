@@ -1,4 +1,4 @@
-"""What docker-compose.yml promises, read from the file."""
+"""The content of docker-compose.yml."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.deployment.composition import COMPOSE, OURS, ROOT, SERVICES, environm
 ONE_SHOTS = {"migrate", "trust", "setup"}
 
 
-def test_the_file_is_what_the_compose_specification_says() -> None:
+def test_the_file_follows_the_compose_specification() -> None:
     check = Path(sys.executable).with_name("check-jsonschema")
     done = subprocess.run(
         [check, "--builtin-schema", "vendor.compose-spec", ROOT / "docker-compose.yml"],
@@ -34,7 +34,7 @@ def test_the_file_is_what_the_compose_specification_says() -> None:
 
 
 @pytest.mark.parametrize("name", SERVICES)
-def test_every_service_is_an_ordinary_user_who_can_write_nowhere_but_in_its_volumes(name: str) -> None:
+def test_services_are_unprivileged_with_a_read_only_root(name: str) -> None:
     service = SERVICES[name]
     user, group = map(int, service["user"].split(":"))
     assert user > 0
@@ -47,18 +47,18 @@ def test_every_service_is_an_ordinary_user_who_can_write_nowhere_but_in_its_volu
 
 
 @pytest.mark.parametrize("name", OURS)
-def test_a_service_runs_as_the_user_whom_its_image_is_made_for(name: str) -> None:
+def test_a_service_runs_as_its_images_user(name: str) -> None:
     assert SERVICES[name]["user"] == stage_of(name).last("USER")
 
 
 @pytest.mark.parametrize("name", SERVICES)
-def test_every_service_has_limits_for_memory_processors_processes_and_logs(name: str) -> None:
+def test_services_have_limits_for_resources_and_logs(name: str) -> None:
     assert set(SERVICES[name]["deploy"]["resources"]["limits"]) == {"cpus", "memory", "pids"}
     assert {"max-size", "max-file"} <= set(SERVICES[name]["logging"]["options"])
 
 
 @pytest.mark.parametrize("name", SERVICES)
-def test_what_runs_for_ever_is_restarted_and_watched_and_the_rest_is_not(name: str) -> None:
+def test_restart_and_health_check_follow_the_service_kind(name: str) -> None:
     service = SERVICES[name]
     if name in ONE_SHOTS:
         assert service["restart"] == "no"
@@ -71,7 +71,7 @@ def test_what_runs_for_ever_is_restarted_and_watched_and_the_rest_is_not(name: s
         assert "healthcheck" in service or stage_of(name).health_argv
 
 
-def test_nothing_starts_before_what_it_needs() -> None:
+def test_services_start_after_their_dependencies() -> None:
     for name, service in SERVICES.items():
         for needed, how in service.get("depends_on", {}).items():
             expected = "service_completed_successfully" if needed in ONE_SHOTS else "service_healthy"
@@ -80,7 +80,7 @@ def test_nothing_starts_before_what_it_needs() -> None:
     assert set(SERVICES["aster"]["depends_on"]) == {"setup"}
 
 
-def test_only_the_proxy_is_reached_from_outside_and_agents_reach_nothing_else() -> None:
+def test_the_proxy_alone_is_reachable_from_outside() -> None:
     assert [name for name, service in SERVICES.items() if "ports" in service] == ["caddy"]
     outside = {name for name, service in SERVICES.items() if "outside" in service.get("networks", [])}
     assert outside == {"caddy", "aster", "cedar"}
@@ -94,14 +94,14 @@ def test_only_the_proxy_is_reached_from_outside_and_agents_reach_nothing_else() 
     }
 
 
-def test_two_coordinators_run_and_more_can() -> None:
+def test_the_coordinator_is_replicable() -> None:
     """Each needs a name and a port of its own, and nothing on a disk."""
     assert SERVICES["coordinator"]["deploy"]["replicas"] == 2
     assert not {"container_name", "ports"} & set(SERVICES["coordinator"])
     assert "volumes" not in SERVICES["coordinator"]
 
 
-def test_secrets_are_files_and_nobody_gets_one_that_it_does_not_need() -> None:
+def test_secrets_are_files_of_the_services_concerned() -> None:
     given = {name: set(service.get("secrets", [])) for name, service in SERVICES.items()}
     admin, database = "tessera_admin_token", "tessera_database_password"
     assert {name for name, secrets in given.items() if admin in secrets} == {"coordinator", "setup"}
@@ -118,7 +118,7 @@ def test_secrets_are_files_and_nobody_gets_one_that_it_does_not_need() -> None:
             assert secret is None, f"{name} has {variable} in its environment, which everybody can inspect"
 
 
-def test_the_coordinator_is_no_superuser_of_its_database() -> None:
+def test_the_coordinator_is_no_database_superuser() -> None:
     postgres = SERVICES["postgres"]
     assert "POSTGRES_USER" not in postgres["environment"], "the superuser is the image's own"
     assert postgres["environment"]["POSTGRES_PASSWORD_FILE"].endswith("/tessera_superuser_password")
@@ -126,7 +126,7 @@ def test_the_coordinator_is_no_superuser_of_its_database() -> None:
     assert environment_of("coordinator")["TESSERA_DATABASE_URL"].startswith("postgresql://tessera@")
 
 
-def test_an_agent_is_given_its_own_one_time_token_only() -> None:
+def test_an_agent_has_its_own_enrolment_token_only() -> None:
     for name in ("aster", "cedar"):
         mounts = mounts_of(name)
         assert mounts["/run/enrolment"] == f"enrolment-{name}"
@@ -135,20 +135,20 @@ def test_an_agent_is_given_its_own_one_time_token_only() -> None:
         ]
 
 
-def test_no_bearer_token_travels_in_clear_but_from_the_proxy_to_the_coordinator() -> None:
+def test_services_use_https_urls() -> None:
     for name in OURS:
         for variable in ("TESSERA_URL", "TESSERA_AGENT_URL"):
             assert environment_of(name).get(variable, "https://").startswith("https://"), name
 
 
-def test_only_who_is_on_no_network_gets_the_authoritys_keys_beside_the_proxy() -> None:
+def test_the_authoritys_keys_are_mounted_without_network() -> None:
     given = {name for name in OURS if "certificates" in mounts_of(name).values()}
     assert given == {"caddy", "trust"}
     assert SERVICES["trust"]["network_mode"] == "none"
     assert "secrets" not in SERVICES["trust"]
 
 
-def test_a_variable_that_is_empty_is_as_good_as_none() -> None:
+def test_empty_variables_have_their_defaults() -> None:
     """Compose hands on what .env leaves empty: the coordinator passes over it, and Caddy would not."""
     assert Settings.model_config["env_ignore_empty"]
     caddyfile = (ROOT / "deploy" / "Caddyfile").read_text("utf-8")
@@ -158,13 +158,13 @@ def test_a_variable_that_is_empty_is_as_good_as_none() -> None:
         assert f"{{${name}:{found[1]}}}" in caddyfile
 
 
-def test_the_coordinator_calculates_on_the_processors_that_it_has() -> None:
+def test_the_coordinators_threads_equal_its_processors() -> None:
     coordinator = SERVICES["coordinator"]
     threads = coordinator["environment"]["OPENBLAS_NUM_THREADS"]
     assert threads == coordinator["deploy"]["resources"]["limits"]["cpus"]
 
 
-def test_what_is_mounted_exists() -> None:
+def test_mounted_sources_exist() -> None:
     for name in OURS:
         for source in mounts_of(name).values():
             if source.startswith("./") and not source.startswith("./secrets/"):
@@ -173,7 +173,7 @@ def test_what_is_mounted_exists() -> None:
                 assert source in COMPOSE["volumes"]
 
 
-def test_the_coordinators_variables_are_options_that_it_has() -> None:
+def test_the_coordinators_variables_are_its_settings() -> None:
     known = {f"{PREFIX}{option}".upper() for option in Settings.model_fields} | {"TESSERA_SECRETS_DIR"}
     for name in ("migrate", "coordinator"):
         named = {v for v in SERVICES[name]["environment"] if v.startswith(PREFIX)}
@@ -184,7 +184,7 @@ def test_the_coordinators_variables_are_options_that_it_has() -> None:
     assert named == known
 
 
-def test_the_proxy_stops_no_body_that_the_coordinator_would_take() -> None:
+def test_the_proxy_accepts_the_largest_body() -> None:
     caddyfile = (ROOT / "deploy" / "Caddyfile").read_text("utf-8")
     found = re.search(r"max_size \{\$TESSERA_MAX_BODY:(\d+)MiB\}", caddyfile)
     assert found is not None
@@ -197,7 +197,7 @@ def test_the_proxy_stops_no_body_that_the_coordinator_would_take() -> None:
     assert int(found[1]) * 2**20 >= max(PACK_BYTES, largest)
 
 
-def test_two_of_the_largest_updates_have_room_on_their_way_in() -> None:
+def test_the_spool_holds_two_of_the_largest_updates() -> None:
     coordinator = SERVICES["coordinator"]
     (spool,) = (re.fullmatch(r"/tmp:size=\$\{TESSERA_SPOOL:-(\d+)m\}", path) for path in coordinator["tmpfs"])
     assert spool is not None
@@ -206,7 +206,7 @@ def test_two_of_the_largest_updates_have_room_on_their_way_in() -> None:
 
 
 @pytest.mark.skipif(shutil.which("caddy") is None, reason="Caddy is not installed")
-def test_the_proxy_takes_its_configuration() -> None:
+def test_the_proxys_configuration_is_valid() -> None:
     done = subprocess.run(
         ["caddy", "validate", "--adapter", "caddyfile", "--config", ROOT / "deploy" / "Caddyfile"],
         capture_output=True,
@@ -216,7 +216,7 @@ def test_the_proxy_takes_its_configuration() -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_the_example_federation_has_a_plan_for_the_example_models() -> None:
+def test_the_example_plan_fits_the_example_models() -> None:
     plan = FederationPlan.model_validate_json((ROOT / "deploy" / "try_out.json").read_bytes())
     assert plan.alignment is not None
     pivot = environment_of("aster")["TESSERA_AGENT_PIVOT_MODEL"].removeprefix("/")
@@ -227,7 +227,7 @@ def test_the_example_federation_has_a_plan_for_the_example_models() -> None:
             assert (ROOT / path.removeprefix("/")).exists()
 
 
-def test_secrets_are_made_once_in_a_closed_folder(tmp_path: Path) -> None:
+def test_secrets_are_made_once_with_mode_0700(tmp_path: Path) -> None:
     script = tmp_path / "deploy" / "make_secrets.sh"
     script.parent.mkdir()
     script.write_bytes((ROOT / "deploy" / "make_secrets.sh").read_bytes())
@@ -243,7 +243,7 @@ def test_secrets_are_made_once_in_a_closed_folder(tmp_path: Path) -> None:
     assert {path.name: path.read_text() for path in folder.iterdir()} == made
 
 
-def test_secrets_stay_out_of_git_and_out_of_images() -> None:
+def test_secrets_are_ignored_by_git_and_docker() -> None:
     ignored = (ROOT / ".gitignore").read_text("utf-8").splitlines()
     assert {os.path.dirname(secret["file"]) for secret in COMPOSE["secrets"].values()} == {"./secrets"}
     assert "secrets/" in ignored
@@ -251,7 +251,7 @@ def test_secrets_stay_out_of_git_and_out_of_images() -> None:
     assert not any(line.startswith("!secrets") for line in allowed)
 
 
-def test_the_plan_of_the_example_federation_says_only_what_it_must() -> None:
+def test_the_example_plan_repeats_no_defaults() -> None:
     """A default that it repeats would hide the default's change; what is recommended it takes over."""
     wanted = json.loads((ROOT / "deploy" / "try_out.json").read_text("utf-8"))
     assert wanted["adapter"] == FEDMOSAIC["adapter"]

@@ -1,4 +1,4 @@
-"""What the images are made of, read from the Dockerfile and from the metadata of what it installs."""
+"""The content of the images, by the Dockerfile and the metadata of the installed packages."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ TARGETS = ("coordinator", "agent", "caddy")
 HEAVY = {"torch", "transformers", "peft", "bitsandbytes"}
 
 
-def test_every_target_that_compose_builds_exists() -> None:
+def test_build_targets_of_compose_exist() -> None:
     assert {SERVICES[name]["build"]["target"] for name in OURS} == set(TARGETS)
     assert set(TARGETS) <= set(dockerfile())
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_no_image_runs_as_root_or_through_a_shell(target: str) -> None:
+def test_images_run_without_root_and_shell(target: str) -> None:
     stage = dockerfile()[target]
     words = [word for word, _ in stage.instructions]
     assert re.fullmatch(r"[1-9]\d*:[1-9]\d*", stage.last("USER") or "")
@@ -31,7 +31,7 @@ def test_no_image_runs_as_root_or_through_a_shell(target: str) -> None:
 
 
 @pytest.mark.parametrize("target", ["coordinator", "agent"])
-def test_what_runs_has_no_build_step_and_no_secret_in_it(target: str) -> None:
+def test_final_stages_have_no_build_and_no_secret(target: str) -> None:
     stage = dockerfile()[target]
     assert not any("pip" in rest or "apt" in rest for word, rest in stage.instructions if word == "RUN")
     copied = [rest for word, rest in stage.instructions if word == "COPY"]
@@ -51,7 +51,7 @@ def test_images_of_others_are_pinned_to_a_release() -> None:
     assert re.fullmatch(r"postgres:\d+\.\d+-bookworm", pulled)
 
 
-def test_dependencies_are_installed_before_our_code_arrives() -> None:
+def test_dependencies_are_installed_before_the_code() -> None:
     """A layer is made anew when what it copies changes: code must not come before the slow layer."""
     for target in ("coordinator-installed", "agent-installed"):
         instructions = dockerfile()[target].instructions
@@ -59,7 +59,7 @@ def test_dependencies_are_installed_before_our_code_arrives() -> None:
         assert copied == ["requirements requirements"]
 
 
-def test_whatever_is_downloaded_has_a_known_hash() -> None:
+def test_downloads_have_known_hashes() -> None:
     """pip itself demands it, but for our own wheel, which comes from the stage that built it and no index."""
     for target in ("wheel", "coordinator-installed", "agent-installed"):
         stage = dockerfile()[target]
@@ -71,19 +71,19 @@ def test_whatever_is_downloaded_has_a_known_hash() -> None:
             assert ("PIP_REQUIRE_HASHES=0" in command) == ("--no-index" in command)
 
 
-def test_the_coordinators_image_has_what_it_needs_and_no_torch() -> None:
+def test_the_coordinators_image_has_no_torch() -> None:
     installed = _installed_by(dockerfile()["coordinator-installed"])
     assert {"fastapi", "sqlalchemy", "psycopg", "httpx"} <= installed
     assert not HEAVY & installed
 
 
-def test_the_agents_image_trains_and_serves_nothing() -> None:
+def test_the_agents_image_has_torch_and_no_server() -> None:
     installed = _installed_by(dockerfile()["agent-installed"])
     assert installed >= HEAVY
     assert not {"fastapi", "sqlalchemy", "psycopg"} & installed
 
 
-def test_only_what_is_copied_reaches_the_builder() -> None:
+def test_the_build_context_is_exactly_the_copied_files() -> None:
     lines = (ROOT / ".dockerignore").read_text("utf-8").splitlines()
     lines = [line for line in lines if not line.startswith("#")]
     assert lines[0] == "*"
@@ -99,7 +99,7 @@ def test_only_what_is_copied_reaches_the_builder() -> None:
     assert all((ROOT / source).exists() for source in copied)
 
 
-def test_the_wheel_is_made_of_every_package_that_the_project_has() -> None:
+def test_the_wheel_stage_copies_all_packages() -> None:
     import tomllib
 
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))

@@ -1,4 +1,4 @@
-"""requirements/: exact, hashed, from no index in particular, and within what pyproject.toml allows."""
+"""The lock files of requirements/: exact, hashed, without an index, and within pyproject.toml."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ ENVIRONMENTS = [
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
-def test_every_requirement_is_exact_and_hashed(file: Path) -> None:
+def test_requirements_are_exact_and_hashed(file: Path) -> None:
     read = pins(file)
     assert read
     for pin in read:
@@ -51,7 +51,7 @@ def test_every_requirement_is_exact_and_hashed(file: Path) -> None:
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
-def test_no_index_is_named(file: Path) -> None:
+def test_lock_files_name_no_index(file: Path) -> None:
     text = file.read_text("utf-8")
     assert "://" not in text
     assert not re.search(r"^\s*(-i|-f|--\w*index\S*|--find-links|--trusted-host)\b", text, re.MULTILINE)
@@ -61,7 +61,7 @@ def test_no_index_is_named(file: Path) -> None:
 @pytest.mark.parametrize(
     "environment", ENVIRONMENTS, ids=lambda e: f"{e['sys_platform']}-{e['python_version']}"
 )
-def test_what_the_project_asks_for_is_locked_in_range(name: str, environment: dict[str, str]) -> None:
+def test_dependencies_are_locked_in_range(name: str, environment: dict[str, str]) -> None:
     asked = [*PROJECT["project"]["dependencies"], *(line for e in EXTRAS_OF[name] for line in EXTRAS[e])]
     locked = {pin.name: pin.version for pin in pins(FOLDER / name) if pin.holds_in(environment)}
     for requirement in map(Requirement, asked):
@@ -70,7 +70,7 @@ def test_what_the_project_asks_for_is_locked_in_range(name: str, environment: di
             assert requirement.specifier.contains(version), f"{requirement}, not {version}: `make lock`"
 
 
-def test_what_builds_the_project_is_locked_in_range() -> None:
+def test_the_build_system_is_locked_in_range() -> None:
     (requirement,) = map(Requirement, PROJECT["build-system"]["requires"])
     for name in ("build.txt", "dev.txt"):
         (locked,) = [pin for pin in pins(FOLDER / name) if pin.name == requirement.name]
@@ -80,7 +80,7 @@ def test_what_builds_the_project_is_locked_in_range() -> None:
 @pytest.mark.parametrize(
     "environment", ENVIRONMENTS, ids=lambda e: f"{e['sys_platform']}-{e['python_version']}"
 )
-def test_all_files_agree_on_versions(environment: dict[str, str]) -> None:
+def test_lock_files_agree_on_versions(environment: dict[str, str]) -> None:
     versions: dict[str, set[str]] = {}
     for file in FILES:
         if file.name == "s3.txt":  # in an environment of its own
@@ -91,12 +91,12 @@ def test_all_files_agree_on_versions(environment: dict[str, str]) -> None:
     assert not {name: several for name, several in versions.items() if len(several) > 1}
 
 
-def test_all_is_everything_that_any_torch_may_need() -> None:
+def test_all_txt_combines_dev_and_cuda() -> None:
     text = (FOLDER / "all.txt").read_text("utf-8")
     assert re.findall(r"^[^#].*", text, re.MULTILINE) == ["-r dev.txt", "-r cuda.txt"]
 
 
-def test_cuda_libraries_are_installed_only_where_torch_needs_them() -> None:
+def test_cuda_libraries_are_in_cuda_txt_only() -> None:
     cuda = {pin.name for pin in pins(FOLDER / "cuda.txt")}
     assert {"triton", "nvidia-cudnn-cu13"} <= cuda
     for file in FILES:
@@ -104,7 +104,7 @@ def test_cuda_libraries_are_installed_only_where_torch_needs_them() -> None:
             assert not cuda & {pin.name for pin in pins(file)}
 
 
-def test_torch_may_be_the_cpu_build_or_that_of_the_package_index() -> None:
+def test_torch_hashes_allow_the_cpu_build() -> None:
     sys.path.insert(0, str(FOLDER))
     try:
         from lock import CPU_BUILD, CPU_BUILD_HASHES

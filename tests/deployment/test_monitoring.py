@@ -1,4 +1,4 @@
-"""The dashboard and the alerts ask for series that a coordinator really has."""
+"""The series in the dashboard and the alerts, which a coordinator has."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def series(busy: Served) -> Series:
 
 
 @pytest.mark.parametrize("place", expressions())
-def test_every_metric_and_label_exists(place: str, series: Series) -> None:
+def test_queried_metrics_and_labels_exist(place: str, series: Series) -> None:
     chosen = selections(expressions()[place])
     assert chosen
     for selection in chosen:
@@ -77,11 +77,11 @@ def test_every_metric_and_label_exists(place: str, series: Series) -> None:
 
 
 @pytest.mark.parametrize("place", [name for name in expressions() if name.startswith("panel")])
-def test_every_panel_has_something_to_show(place: str, series: Series) -> None:
+def test_queries_of_panels_select_series(place: str, series: Series) -> None:
     assert all(any(map(s.takes, series[s.name])) for s in selections(expressions()[place]))
 
 
-def test_values_of_labels_are_those_that_the_coordinator_uses() -> None:
+def test_queried_label_values_exist() -> None:
     states, used = set(RoundState.__args__), set()  # type: ignore[attr-defined]
     for text in expressions().values():
         for selection in selections(text):
@@ -93,7 +93,7 @@ def test_values_of_labels_are_those_that_the_coordinator_uses() -> None:
     assert used == {"published", "abandoned"} <= states
 
 
-def test_no_quantile_is_compared_with_more_than_its_largest_bucket(series: Series) -> None:
+def test_quantile_thresholds_are_below_the_largest_bucket(series: Series) -> None:
     compared = 0
     for rule in ALERTS:
         expression = promql.parse(rule["expr"])
@@ -105,7 +105,7 @@ def test_no_quantile_is_compared_with_more_than_its_largest_bucket(series: Serie
     assert compared == 2
 
 
-def test_a_name_that_does_not_exist_would_be_noticed(series: Series) -> None:
+def test_an_unknown_metric_is_detected(series: Series) -> None:
     (wrong,) = selections('sum by (reason) (rate(tessera_updates_total{stat!="x"}[5m]))')
     assert wrong.name not in series
     assert wrong.matchers == (("stat", "x", False),)
@@ -132,7 +132,7 @@ def test_panels_do_not_overlap() -> None:
     assert len({panel["id"] for panel in DASHBOARD["panels"]}) == len(DASHBOARD["panels"])
 
 
-def test_every_alert_has_a_line_in_the_runbook_and_names_labels_that_it_has() -> None:
+def test_alerts_have_runbook_sections_and_existing_labels() -> None:
     page = (ROOT / "docs" / "how-to" / "monitor.md").read_text("utf-8")
     headings = re.findall(r"^### (\w+)$", page, re.MULTILINE)
     assert headings == [rule["alert"] for rule in ALERTS]
@@ -161,7 +161,7 @@ def test_a_replica_is_scraped_by_its_address(fresh_database: Callable[[str], str
         served.stop()
 
 
-def test_a_round_of_a_paused_federation_may_wait_for_clients(busy: Served) -> None:
+def test_a_paused_federations_round_is_not_stuck(busy: Served) -> None:
     federation_id, _ = running(busy)
     before = busy.counted('tessera_rounds_stuck{state="open"}')
     assert before >= 1
@@ -169,7 +169,7 @@ def test_a_round_of_a_paused_federation_may_wait_for_clients(busy: Served) -> No
     assert busy.counted('tessera_rounds_stuck{state="open"}') == before - 1
 
 
-def test_prometheus_scrapes_the_service_with_the_token_that_it_is_given() -> None:
+def test_prometheus_scrapes_the_service_with_its_token() -> None:
     (scrape,) = yaml.safe_load((FOLDER / "prometheus.yml").read_text("utf-8"))["scrape_configs"]
     assert scrape["job_name"] == "tessera"
     (discovery,) = scrape["dns_sd_configs"]
@@ -180,7 +180,7 @@ def test_prometheus_scrapes_the_service_with_the_token_that_it_is_given() -> Non
     assert "inside" in OVERLAY["services"]["prometheus"]["networks"]
 
 
-def test_the_overlay_is_as_closed_as_the_composition() -> None:
+def test_the_overlay_is_restricted_like_the_composition() -> None:
     check = Path(sys.executable).with_name("check-jsonschema")
     command = [check, "--builtin-schema", "vendor.compose-spec", ROOT / "docker-compose.monitoring.yml"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -200,7 +200,7 @@ def test_the_overlay_is_as_closed_as_the_composition() -> None:
 
 
 @pytest.mark.system
-def test_alerts_fire_on_the_series_that_they_are_for(tmp_path: Path) -> None:
+def test_alerts_fire_on_their_test_series(tmp_path: Path) -> None:
     promtool = shutil.which("promtool")
     assert promtool, "Debian: apt-get install prometheus"
     for file in ("alerts.yml", "alerts_test.yml"):

@@ -1,4 +1,4 @@
-"""Every service's very command on a real PostgreSQL, with secrets as files: migrate, serve, take part."""
+"""The commands of all services on a real PostgreSQL, with secrets as files."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def _admin(host: Host, url: str) -> httpx.Client:
 
 
 @pytest.mark.long
-def test_the_coordinator_starts_after_migrations_with_secrets_from_files(host: Host) -> None:
+def test_the_coordinator_starts_after_migrations(host: Host) -> None:
     assert argv_of("migrate") == ["tessera", "migrate"]
     assert argv_of("coordinator") == ["tessera", "serve"]
     assert host.start("coordinator").wait(timeout=60) == 1
@@ -158,7 +158,7 @@ def test_the_example_agents_finish_their_federation_over_tls(host: Host) -> None
 
 
 @pytest.mark.long
-def test_an_agent_that_does_not_trust_the_certificate_sends_nothing(host: Host) -> None:
+def test_an_agent_refuses_an_untrusted_certificate(host: Host) -> None:
     with over_tls(host):
         assert host.run("trust") == 0, host.log("trust")
         assert host.run("setup") == 0, host.log("setup")
@@ -172,7 +172,7 @@ def test_an_agent_that_does_not_trust_the_certificate_sends_nothing(host: Host) 
 
 
 @pytest.mark.long
-def test_setup_that_was_killed_with_a_token_in_its_hands_may_be_repeated(host: Host) -> None:
+def test_setup_is_repeatable_after_a_kill(host: Host) -> None:
     shadow = host.folder / "shadow"
     shadow.mkdir()
     real = Path(sys.executable).with_name("tessera")
@@ -193,7 +193,7 @@ def test_setup_that_was_killed_with_a_token_in_its_hands_may_be_repeated(host: H
     assert _tokens(host) == ["aster", "cedar"]
 
 
-def test_a_new_database_has_an_owner_who_is_no_superuser(postgres: PostgresServer, host: Host) -> None:
+def test_a_new_databases_owner_is_no_superuser(postgres: PostgresServer, host: Host) -> None:
     """The script that PostgreSQL's image runs in a new volume, on a database that is its superuser's."""
     postgres.drop(NAME)
     postgres.drop_role(ROLE)

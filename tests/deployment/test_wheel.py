@@ -1,4 +1,4 @@
-"""The project as somebody else gets it: built, installed where nothing else is, and run."""
+"""The built distribution: its content, its installation in an empty environment, and a run."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-def test_the_wheel_has_all_that_runs_and_no_tests(built: Path) -> None:
+def test_the_wheel_contains_all_packages_without_tests(built: Path) -> None:
     (wheel,) = built.glob("*.whl")
     names = set(zipfile.ZipFile(wheel).namelist())
     kept = [path for package in PACKAGES for path in (ROOT / package).rglob("*") if path.is_file()]

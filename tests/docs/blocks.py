@@ -1,4 +1,4 @@
-"""Fenced blocks of a page, with the instructions to these tests that stand before them as HTML comments.
+"""Fenced blocks of a page, and the test instructions before them as HTML comments.
 
 An instruction holds for the next block: `<!-- test: INSTRUCTION -->`.
 

@@ -1,4 +1,4 @@
-"""Whether what pages call exists: commands and options of `tessera`, targets of make, services of Compose."""
+"""Existence of the commands on pages: of `tessera`, make and Compose."""
 
 from __future__ import annotations
 

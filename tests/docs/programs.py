@@ -1,4 +1,4 @@
-"""The programs that a page's commands find: `tessera`, forked from a process that has imported torch."""
+"""The programs for a page's commands: `tessera`, forked from a process that has imported torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether an output is what a page shows: `...` stands for anything.
+"""Comparison of an output with a page: `...` matches any text.
 
 Numbers, times, ids and the token that ends answers may differ.
 Words are compared, not lines: a table is wrapped elsewhere when a number is longer.

@@ -1,4 +1,4 @@
-"""States that a guide begins in: a running coordinator, a federation, data, enrolled and trained silos."""
+"""Initial states of guides: a coordinator, a federation, data, enrolled and trained silos."""
 
 from __future__ import annotations
 

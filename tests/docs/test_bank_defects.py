@@ -1,4 +1,4 @@
-"""The tests against defects of banks of experts, which the lab notes name, exist."""
+"""The existence of the tests that the lab notes name for defects of banks of experts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ ROW = re.compile(r"^\| (\d+) \|", re.MULTILINE)
 TEST = re.compile(r"`([\w/]+\.py)::(\w+)`")
 
 
-def test_each_defect_has_a_test_that_exists() -> None:
+def test_the_lab_notes_name_existing_tests_of_defects() -> None:
     of_reference, of_design = PAGE.read_text().split("## Of the first design")
     assert {int(number) for number in ROW.findall(of_reference)} == set(range(1, 16))
     assert {int(number) for number in ROW.findall(of_design)} == set(range(12, 18))

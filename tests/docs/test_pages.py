@@ -1,4 +1,4 @@
-"""Tutorials and how-to guides: what they name exists, and what they show is what happens."""
+"""Tutorials and how-to guides: existing commands, and valid blocks."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_mistakes_are_found(script: str, mistake: str | None) -> None:
     assert list(mistakes(script)) == ([mistake] if mistake else [])
 
 
-def test_output_is_compared() -> None:
+def test_outputs_match_pages_up_to_ids_and_numbers() -> None:
     page = ["id         fed_01a1fbf41337fc5d4d2d7805", "...", "│ memory │ 1.7 MiB of weights │"]
     output = "id   fed_99\nname  x\n┏━━━┓\n│ memory │ 256 MiB of weights │\n"
     ids = ids_of(page, output)

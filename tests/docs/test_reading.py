@@ -1,4 +1,4 @@
-"""Every command of tutorials and guides, run in order in an empty folder, against a real coordinator."""
+"""The commands of tutorials and guides, run in order in an empty folder against a coordinator."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def reader(tmp_path: Path, programs: Path) -> Iterator[Reader]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", _READ, ids=lambda page: f"{page.parent.name}/{page.stem}")
-def test_a_page_does_what_it_shows(page: Path, reader: Reader) -> None:
+def test_a_pages_commands_print_the_shown_output(page: Path, reader: Reader) -> None:
     for block in blocks(page):
         for state in block.arguments("with"):
             prepare(reader, state)

@@ -1,4 +1,4 @@
-"""The README stays short, and every link of it and of the pages that it leads to has a target."""
+"""The README and the linked pages: length, links, and figures."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_the_readme_has_at_most_900_words() -> None:
 
 
 @pytest.mark.parametrize("page", _PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_every_link_has_a_target(page: Path) -> None:
+def test_links_have_targets(page: Path) -> None:
     broken = []
     for link in _links(page):
         path, _, anchor = link.partition("#")
@@ -50,7 +50,7 @@ def test_every_link_has_a_target(page: Path) -> None:
     assert not broken, f"{page.relative_to(ROOT)}: {broken}"
 
 
-def test_the_readme_states_the_trust_model_in_its_third_paragraph() -> None:
+def test_the_readmes_third_paragraph_states_the_trust_model() -> None:
     paragraphs = [text for text in (ROOT / "README.md").read_text().split("\n\n") if text[0] not in "#!"]
     assert "Whom to trust" in paragraphs[2]
     assert "no code from outside ever runs in a silo" in paragraphs[2]
@@ -76,7 +76,7 @@ _NOTES = [
 
 
 @pytest.mark.parametrize("row", _NOTES, ids=lambda row: row.split("]")[0][3:])
-def test_a_result_of_the_readme_is_in_its_lab_note(row: str) -> None:
+def test_results_of_the_readme_are_in_lab_notes(row: str) -> None:
     (target,) = (link for link in _LINK.findall(row))
     path, _, anchor = target[0].partition("#")
     figures = _MEASURED.findall(row.replace(target[0], ""))
@@ -89,7 +89,7 @@ def test_results_of_the_readme_are_found() -> None:
     assert len(_NOTES) == 3
 
 
-def test_a_page_with_a_link_into_nothing_would_be_noticed(tmp_path: Path) -> None:
+def test_links_and_anchors_of_a_page_are_found(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text("# A page\n[a](#a-page) [b](#another) [c](c.md)\n```\n[d](d.md)\n```\n")
     assert _links(page) == ["#a-page", "#another", "c.md"]

@@ -1,4 +1,4 @@
-"""The generated pages of docs/reference say what the code says."""
+"""The generated pages of docs/reference: equal to their source, and complete."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ def test_a_generated_page_is_up_to_date(name: str) -> None:
     assert stored == GENERATED[name](), f"docs/reference/{name} is stale; run `make reference`"
 
 
-def test_every_problem_has_a_remedy_and_no_remedy_is_left_over() -> None:
+def test_problems_and_remedies_are_the_same() -> None:
     assert REMEDIES.keys() == problems().keys()
 
 
-def test_every_command_and_every_option_has_a_meaning() -> None:
+def test_commands_and_options_have_help() -> None:
     silent = [
         f"{command.name} {parameter.name}"
         for command in commands()
@@ -38,7 +38,7 @@ def test_every_command_and_every_option_has_a_meaning() -> None:
 
 
 @pytest.mark.parametrize("name", ["settings.md", "plan.md", "http-api.md", "metrics.md"])
-def test_no_row_of_a_table_lacks_its_meaning(name: str) -> None:
+def test_rows_of_generated_tables_have_a_meaning(name: str) -> None:
     rows = [line for line in {**GENERATED, **ON_SITE}[name]().splitlines() if re.match(r"\| `", line)]
     assert rows
     assert not [row for row in rows if row.endswith("|  |")]

@@ -1,4 +1,4 @@
-"""The documentation site: its links, its navigation, and what it fetches."""
+"""The documentation site: links, navigation, and no fetched resources."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def _on_site(markdown: str, repository: str = "") -> tuple[str, list[str]]:
     return text, warnings
 
 
-def test_a_link_to_a_document_stays() -> None:
+def test_a_link_to_a_document_is_kept() -> None:
     link = "See [the plan](../reference/plan.md#adapter)."
     assert _on_site(link) == (link, [])
 
 
-def test_a_link_out_of_the_documents_leads_to_the_repository_or_becomes_a_path() -> None:
+def test_a_link_outside_docs_becomes_repository_or_path() -> None:
     link = "See [the composition](../../docker-compose.yml#L5) and [`Makefile`](../../Makefile)."
     assert _on_site(link) == ("See the composition (`docker-compose.yml`) and `Makefile`.", [])
     text, _ = _on_site(link, repository="https://example.org/tessera/")
@@ -45,12 +45,12 @@ def test_a_link_to_a_missing_file_is_reported() -> None:
     assert warnings == ["../../gone.toml does not exist; correct the link"]
 
 
-def test_code_keeps_what_looks_like_a_link() -> None:
+def test_links_in_code_are_kept() -> None:
     fenced = "```text\n[gone](../../gone.toml)\n```"
     assert _on_site(fenced) == (fenced, [])
 
 
-def test_the_navigation_names_every_page_once() -> None:
+def test_the_navigation_lists_all_pages_once() -> None:
     navigation = yaml.safe_load((ROOT / "mkdocs.yml").read_text("utf-8"))["nav"]
     named = re.findall(r"[\w/-]+\.md", str(navigation))
     documents = {str(file.relative_to(ROOT / "docs")) for file in (ROOT / "docs").rglob("*.md")}
@@ -58,7 +58,7 @@ def test_the_navigation_names_every_page_once() -> None:
 
 
 @pytest.mark.slow
-def test_the_site_is_built_without_a_warning_and_fetches_nothing(tmp_path: Path) -> None:
+def test_the_site_builds_without_warnings_and_foreign_resources(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "--site-dir", str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""The scene of a bank of experts: what is expected of it, and the scene itself with one seed."""
+"""The scene of a bank of experts: its expectations, and the scene itself with one seed."""
 
 from __future__ import annotations
 
@@ -213,13 +213,13 @@ def keep_the_process(scene: Record) -> None:
         (keep_the_process, "a-1 has the same process id"),
     ],
 )
-def test_what_does_not_happen_is_a_failure(spoil: Callable[[Record], None], sentence: str) -> None:
+def test_a_spoilt_scene_is_a_failure(spoil: Callable[[Record], None], sentence: str) -> None:
     scene = record()
     spoil(scene)
     assert any(sentence in failure for failure in failures(scene)), failures(scene)
 
 
-def test_a_round_is_told_with_its_groups_and_reasons() -> None:
+def test_lines_of_a_round_name_groups_and_reasons() -> None:
     assert lines_of(record(), 6) == [
         "round 6: 15 members in 1 s, 3 reject all; expert x silos: a 1x3; b 2x3; c 3x3; d 1x6",
         "    expert 4 born after round 6: born for a reason",
@@ -234,7 +234,7 @@ def test_a_scene_is_written_and_read_again(tmp_path: Path) -> None:
     assert (tmp_path / PICTURE).read_bytes().startswith(b"\x89PNG")
 
 
-def test_the_cast_is_fifteen_of_three_groups_and_who_comes_later() -> None:
+def test_the_cast_has_fifteen_members_of_three_groups() -> None:
     cast = Cast.of(0)
     assert len(cast.members(1)) == 15
     assert len({cast.group_of[name] for name in cast.members(1)}) == 3
@@ -249,7 +249,7 @@ def test_the_cast_is_fifteen_of_three_groups_and_who_comes_later() -> None:
 
 @pytest.mark.long
 @pytest.mark.timeout(3600)
-def test_the_scene_shows_what_is_expected(tmp_path: Path) -> None:
+def test_the_scene_runs_without_failures(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "examples.bank_scene", "--seed", "0", "--out", str(tmp_path)],
         env=quiet_environment(),

@@ -1,4 +1,4 @@
-"""The small clients of the examples against a real coordinator."""
+"""The small clients of the examples against a coordinator."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def identities(served: Served, federation_id: str) -> set[str]:
     return {client["identity"] for client in items}
 
 
-def test_the_signing_client_needs_httpx_and_cryptography_alone() -> None:
+def test_the_signing_client_imports_httpx_and_cryptography_only() -> None:
     tree = ast.parse((CLIENTS / "signed_client.py").read_text())
     imported = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
     imported |= {str(node.module) for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
@@ -71,7 +71,7 @@ def test_the_signing_client_needs_httpx_and_cryptography_alone() -> None:
 
 
 @pytest.mark.slow
-def test_the_signing_client_enrols_and_takes_part_until_the_end(served: Served, tmp_path: Path) -> None:
+def test_the_signing_client_completes_a_federation(served: Served, tmp_path: Path) -> None:
     federation_id, said = run(served, tmp_path, [sys.executable, str(CLIENTS / "signed_client.py")])
     assert all("finished before round 3" in one for one in said)
     assert identities(served, federation_id) == {"key"}
@@ -82,13 +82,13 @@ def test_the_signing_client_enrols_and_takes_part_until_the_end(served: Served, 
 
 
 @pytest.mark.slow
-def test_the_signing_client_takes_part_where_a_lora_travels(served: Served, tmp_path: Path) -> None:
+def test_the_signing_client_supports_same_architecture_lora(served: Served, tmp_path: Path) -> None:
     plan = {"adapter": {"rank": 2, "same_architecture_rank": 2}, "strategy": {"name": "fedavg"}}
     _, said = run(served, tmp_path, [sys.executable, str(CLIENTS / "signed_client.py")], **plan)
     assert all("finished before round 3" in one for one in said)
 
 
-def test_the_signing_client_ends_with_what_the_coordinator_says(served: Served, tmp_path: Path) -> None:
+def test_the_signing_client_prints_the_coordinators_error(served: Served, tmp_path: Path) -> None:
     spent = served.enrolment_token(served.federation(**PLAN), "first")
     command = [sys.executable, str(CLIENTS / "signed_client.py"), served.url, "other", str(tmp_path)]
     ended = subprocess.run(command, input=spent, capture_output=True, text=True, timeout=60, check=False)
@@ -101,7 +101,7 @@ def test_the_signing_client_ends_with_what_the_coordinator_says(served: Served, 
 @pytest.mark.skipif(
     not all(map(shutil.which, ("curl", "jq", "openssl"))), reason="needs curl, jq and openssl"
 )
-def test_the_client_of_curl_takes_part_where_bearer_clients_may(served: Served, tmp_path: Path) -> None:
+def test_the_curl_client_completes_a_federation(served: Served, tmp_path: Path) -> None:
     command = ["sh", str(CLIENTS / "bearer_client.sh")]
     federation_id, said = run(served, tmp_path, command, privacy={"allow_bearer_clients": True})
     assert all("finished before round 3" in one for one in said)

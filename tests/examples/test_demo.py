@@ -1,4 +1,4 @@
-"""The demo on a real model, without the model: tickets, plans, the table, the picture and the last line."""
+"""The demo on a real model, without the model: tickets, plans, table, picture and last line."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_tickets_differ_and_are_in_one_file_each() -> None:
     assert all(by_file[first].isdisjoint(by_file[second]) for first, second in combinations(FILES, 2))
 
 
-def test_silos_get_eight_tickets_of_their_own_and_are_scored_on_others(cast: Cast, tmp_path: Path) -> None:
+def test_silos_have_disjoint_training_and_test_tickets(cast: Cast, tmp_path: Path) -> None:
     cast.write_data(tmp_path / "data")
     data = {
         desk.name: load_data(tmp_path / "data" / desk.name, validation_share=0) for desk in cast.helpdesks
@@ -65,7 +65,7 @@ def test_silos_get_eight_tickets_of_their_own_and_are_scored_on_others(cast: Cas
     assert {len(silo.test) for silo in data.values()} == {cast.study.tests}
 
 
-def test_both_sides_train_the_same_amount_at_the_same_rate(cast: Cast) -> None:
+def test_both_methods_have_equal_training(cast: Cast) -> None:
     alone, federated = cast.plan(ALONE), cast.plan(FEDERATED)
     require_equal_training({ALONE: alone, FEDERATED: federated})
     assert alone.training == federated.training
@@ -82,7 +82,7 @@ def test_the_study_compares_what_the_demo_shows(cast: Cast) -> None:
         assert plan.model_copy(update={"name": NAME}) == cast.plan(method.name)
 
 
-def test_quick_cast_is_two_silos_and_one_round_of_two_steps(cast: Cast) -> None:
+def test_the_quick_cast_has_two_silos(cast: Cast) -> None:
     quick = cast.quick()
     plan = quick.plan(FEDERATED)
     assert [desk.name for desk in quick.helpdesks] == quick.founders == ["elmford", "greyhaven"]
@@ -123,7 +123,7 @@ def with_tickets(figures: report.Report, count: int) -> report.Report:
     return replace(figures, plan=figures.plan.model_copy(update={"scores": scores}))
 
 
-def test_quick_run_shows_every_figure_and_claims_no_benefit(cast: Cast, tmp_path: Path) -> None:
+def test_a_quick_report_claims_no_benefit(cast: Cast, tmp_path: Path) -> None:
     figures = quick_report(cast)
     require_whole(figures)
     assert re.search(r"4\.300 +0/16.*2\.900 +0/16", _printed(figures))
@@ -191,7 +191,7 @@ def test_disagreeing_figures_of_a_silo_are_explained(cast: Cast) -> None:
 
 
 @pytest.mark.slow
-def test_the_table_and_the_page_have_every_figure(cast: Cast, tmp_path: Path) -> None:
+def test_table_and_page_contain_all_figures(cast: Cast, tmp_path: Path) -> None:
     figures = built(cast, (0.8, 4), (0.4, 8))
     rows_shown = [line for line in _printed(figures).splitlines() if "scheme" in line]
     assert len(rows_shown) == 4
@@ -235,7 +235,7 @@ def test_labels_of_the_picture_do_not_overlap(cast: Cast, tmp_path: Path) -> Non
         (["Metering. B"] * 4, None, "The first held-out ticket of elmford"),
     ],
 )
-def test_ticket_is_shown_whose_answers_name_different_departments(
+def test_the_shown_ticket_has_different_answers(
     cast: Cast,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -256,7 +256,7 @@ def test_ticket_is_shown_whose_answers_name_different_departments(
 
 
 @pytest.mark.long
-def test_the_demo_runs_to_its_last_line_on_a_tiny_model(tmp_path: Path) -> None:
+def test_the_demo_completes_on_a_tiny_model(tmp_path: Path) -> None:
     model = tmp_path / "models" / "smollm2"
     shutil.copytree(MODELS["S"], model)
     config = json.loads((model / "config.json").read_text())

@@ -1,4 +1,4 @@
-"""Where the demo may write: nothing of anybody else's is deleted, nor of an earlier demo."""
+"""The output folder of the demo, where foreign files and earlier demos stay."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from examples.demo_tiny.silos import MODELS
 
 @pytest.mark.parametrize("main", [demo, demo_tiny])
 @pytest.mark.parametrize("beside", ["notes", "coordinator", "silos"])  # the last two a demo makes too
-def test_a_folder_with_somebodys_files_is_refused_and_left_alone(
+def test_a_folder_with_foreign_files_is_refused(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],

@@ -1,4 +1,4 @@
-"""What `make demo-tiny` says while a federation runs."""
+"""The progress lines of `make demo-tiny`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Once:
         assert condition()
 
 
-def test_the_round_and_how_far_the_federation_is(coordinator: Served) -> None:
+def test_progress_names_the_round_and_the_share(coordinator: Served) -> None:
     federation_id, silos = running(coordinator, 2, **(PLAN | {"rounds": {"total": 4, "min_clients": 2}}))
     for silo in silos:
         deliver(silo, 1, values(1.0))

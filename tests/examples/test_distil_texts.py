@@ -1,4 +1,4 @@
-"""The public texts of the study of distillation: reproducible, of both tasks, and none of any silo's."""
+"""The public texts of the study of distillation: reproducible, of both tasks, of no silo."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from examples.studies.make_distil_texts import FILE, NAMES, TEXTS, texts
 from schemas.messages.alignment import Anchors
 
 
-def test_the_file_is_what_the_command_writes() -> None:
+def test_the_stored_file_is_reproducible() -> None:
     anchors = Anchors.model_validate_json(FILE.read_text())
     assert json.loads(FILE.read_text())["anchors"] == texts()
     assert len({anchor.id for anchor in anchors.anchors}) == len(NAMES) * TEXTS
 
 
-def test_no_prompt_is_trained_on_or_scored() -> None:
+def test_public_prompts_differ_from_all_silos_prompts() -> None:
     silo_prompts = set()
     for name in NAMES:
         for file in (Path(FILE).parent / "data" / name).glob("*.jsonl"):

@@ -1,4 +1,4 @@
-"""What the examples promise: small models that know nothing of the silos' tasks, and disjoint data."""
+"""The data and models of the examples: small models without knowledge of the tasks, disjoint data."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ def test_the_two_models_are_small_together() -> None:
     assert sum(path.stat().st_size for path in files) <= 8 * 2**20
 
 
-def test_no_silo_has_another_ones_example_and_none_is_tested_on_what_it_trains_on() -> None:
+def test_examples_of_silos_are_disjoint() -> None:
     prompts = [e.prompt for data in SILO_DATA.values() for e in (*data.train, *data.test)]
     assert len(prompts) == len(set(prompts))
 
 
-def test_every_silo_has_twelve_examples_and_at_least_ninety_six_to_be_scored_on() -> None:
+def test_silos_have_12_examples_and_96_tests() -> None:
     assert {len(data.train) for data in SILO_DATA.values()} == {12}
     assert all(len(data.test) >= 96 for data in SILO_DATA.values())
 
@@ -40,7 +40,7 @@ def test_the_anchors_are_public_texts_of_no_silo() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("architecture", sorted(MODELS))
-def test_the_models_know_the_public_texts_and_nothing_of_the_silos(architecture: str) -> None:
+def test_models_know_only_the_public_texts(architecture: str) -> None:
     base = load_base_model(str(MODELS[architecture]), device=torch.device("cpu"))
     for silo in SILOS:
         if silo.architecture == architecture:
@@ -50,7 +50,7 @@ def test_the_models_know_the_public_texts_and_nothing_of_the_silos(architecture:
     assert min(pretraining["exact_match"].values()) >= 0.9
 
 
-def test_the_cast_is_six_and_a_latecomer_on_two_architectures() -> None:
+def test_the_cast_has_six_founders_and_a_latecomer() -> None:
     assert [(s.architecture, s.task) for s in FOUNDERS] == [
         ("S", "cipher"),
         ("S", "cipher"),

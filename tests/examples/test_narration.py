@@ -1,4 +1,4 @@
-"""The demo's lines: the minutes left, and what is shown of the agents' logs."""
+"""The demo's lines: the minutes left, and the shown part of the agents' logs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from examples.demo_tiny.silos import MODELS
 from studies.remaining_time import Schedule, Stage, every_minute
 
 
-def test_minutes_left_follow_the_pace_of_what_is_done() -> None:
+def test_minutes_left_follow_the_measured_pace() -> None:
     now = [0.0]
     schedule = Schedule([Stage("model", 60), Stage("training", 240)], lambda: now[0])
     assert schedule.opening() == "2 stages (model, training), about 5 minutes on two cores"
@@ -35,14 +35,14 @@ def test_minutes_left_follow_the_pace_of_what_is_done() -> None:
     assert schedule.line() == "stage 2 of 2 (training): about a minute left"
 
 
-def test_time_left_is_printed_again_and_again() -> None:
+def test_time_left_is_printed_repeatedly() -> None:
     lines: list[str] = []
     printed = Event()
     with every_minute(lambda: (lines.append("left"), len(lines) > 1 and printed.set()), seconds=0.01):
         assert printed.wait(5)
 
 
-def test_warning_of_every_silo_is_printed_once(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_common_warning_is_printed_once(capsys: pytest.CaptureFixture[str]) -> None:
     narrator = Narrator(Schedule([Stage("training", 60)]))
     for name in ("elmford", "greyhaven"):
         narrator.log(name, ["0 validation examples are too few to choose", "round 1: delivered"], 9)
@@ -54,7 +54,7 @@ def test_warning_of_every_silo_is_printed_once(capsys: pytest.CaptureFixture[str
     ]
 
 
-def test_the_agents_logs_are_shortened() -> None:
+def test_agent_logs_are_shortened() -> None:
     lines = (
         "2026-01-01 10:00:00,000 INFO     round 1: step 3/8, loss 2.0, 9 tokens/s, 5 s left\n"
         "2026-01-01 10:00:01,000 INFO     round 1: step 4/8, loss 1.9, 9 tokens/s, 4 s left\n"
@@ -64,7 +64,7 @@ def test_the_agents_logs_are_shortened() -> None:
     assert logged(lines) == ["round 1: step 4/8, loss 1.9, 9 tokens/s, 4 s left", "scores not sent"]
 
 
-def test_share_of_the_rounds_follows_from_the_logged_steps() -> None:
+def test_completed_rounds_follow_from_logged_steps() -> None:
     lines = (
         "2026-01-01 10:00:00,000 INFO     round 1: step 4/8, loss 2.0, 9 tokens/s, 5 s left\n"
         "2026-01-01 10:00:01,000 INFO     round 1: update of 9 bytes delivered\n"
@@ -111,7 +111,7 @@ def test_silence_ends_with_the_newest_step(
         (2, 0, 0, "open", "round 2: 0 of 4 silos train"),
     ],
 )
-def test_round_is_told_with_the_silos_that_are_expected(
+def test_the_state_of_a_round_names_expected_silos(
     tmp_path: Path, number: int, joined: int, arrived: int, state: str, words: str
 ) -> None:
     (tmp_path / "smollm2").symlink_to(MODELS["S"])

@@ -1,4 +1,4 @@
-"""Every notebook runs to its end, and is stored without outputs."""
+"""The notebooks: complete runs, and no stored outputs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ OURS = {"client_agent", "coordinator", "examples", "schemas", "studies"}
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
 
 
-def test_there_are_notebooks_without_outputs() -> None:
+def test_notebooks_are_stored_without_outputs() -> None:
     assert NOTEBOOKS
     for file in NOTEBOOKS:
         cells = nbformat.read(file, as_version=4).cells

@@ -1,4 +1,4 @@
-"""What the demo's report says, for better and for worse."""
+"""The demo's report: figures, verdicts and pages."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_the_figures_are_those_of_the_clients() -> None:
     assert (summary["bytes_up_per_client_round"], summary["bytes_down_per_client_round"]) == (100, 120)
 
 
-def test_the_mass_counts_only_the_founders_and_only_others_of_their_task() -> None:
+def test_the_mass_counts_founders_of_the_same_task() -> None:
     # Half of each row is spread over its task, itself included, the other half over everybody: of the weight
     # on others of the task, cipher silos have 4/5 and 4/7, label silos 1/2 and 1/7 of these halves.
     expected = (4 * (0.5 * 4 / 5 + 0.5 * 4 / 7) + 2 * (0.5 * 1 / 2 + 0.5 * 1 / 7)) / 6
@@ -95,7 +95,7 @@ def test_the_verdict_follows_the_figures(fedmosaic: float, local: float, verdict
     assert f": {late} local training's end" in words
 
 
-def test_the_page_and_the_table_carry_every_client_and_picture(tmp_path: Path) -> None:
+def test_page_and_table_contain_all_clients(tmp_path: Path) -> None:
     summary = built(0.8, 0.6)
     page = report.write(summary, tmp_path).read_text()
     assert json.loads((tmp_path / "report.json").read_text()) == json.loads(json.dumps(summary))

@@ -1,4 +1,4 @@
-"""The example that shows every task template runs over a folder of data sets."""
+"""The example that shows the task templates of a folder of data sets."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from examples.show_templates import main
 from tests.studies.real_rows import ROWS, write_folders
 
 
-def test_every_data_set_of_a_folder_is_shown(
+def test_data_sets_of_a_folder_are_shown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     data, models = write_folders(tmp_path)

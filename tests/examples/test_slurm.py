@@ -1,4 +1,4 @@
-"""The scripts of examples/slurm: with commands in place of Slurm's, and with Slurm where it is installed."""
+"""The scripts of examples/slurm: with stand-ins for Slurm's commands, and with Slurm."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def login(tmp_path: Path) -> Login:
     return here
 
 
-def test_a_turn_syncs_and_submits_a_job_named_after_the_silo(login: Login) -> None:
+def test_a_turn_syncs_and_submits_a_named_job(login: Login) -> None:
     done = login.run(CYCLE, login.config, "--partition=gpu", "--gres=gpu:2")
     assert done.returncode == 0, done.stderr
     assert login.calls() == [
@@ -87,27 +87,27 @@ def test_a_turn_syncs_and_submits_a_job_named_after_the_silo(login: Login) -> No
     ]
 
 
-def test_a_turn_leaves_a_silo_alone_whose_job_waits_or_runs(login: Login) -> None:
+def test_a_turn_skips_a_silo_with_a_job(login: Login) -> None:
     login.command("squeue", "echo '17 gpu tessera-aster PD'")
     assert login.run(CYCLE, login.config).returncode == 0
     assert [call.split()[0] for call in login.calls()] == ["squeue"]
 
 
 @pytest.mark.parametrize(("sync", "turn"), [(75, 0), (1, 1)])
-def test_nothing_is_submitted_without_work(login: Login, sync: int, turn: int) -> None:
+def test_a_turn_without_work_submits_no_job(login: Login, sync: int, turn: int) -> None:
     login.command("tessera", f"exit {sync}")
     assert login.run(CYCLE, login.config).returncode == turn
     assert [call.split()[0] for call in login.calls()] == ["squeue", "tessera"]
 
 
-def test_a_turn_ends_when_the_controller_does_not_answer(login: Login) -> None:
+def test_a_turn_fails_without_an_answering_controller(login: Login) -> None:
     login.command("squeue", "echo 'slurm_load_jobs error' >&2; exit 1")
     assert login.run(CYCLE, login.config).returncode == 1
     assert [call.split()[0] for call in login.calls()] == ["squeue"]
 
 
 @pytest.mark.parametrize("name", ["squeue", "sbatch", "tessera"])
-def test_a_command_that_is_not_on_path_is_named(login: Login, name: str) -> None:
+def test_a_command_missing_on_path_is_named(login: Login, name: str) -> None:
     (login.folder / "bin" / name).unlink()
     for tool in ("basename", "dirname", "realpath"):
         (login.folder / "bin" / tool).symlink_to(str(shutil.which(tool)))
@@ -118,7 +118,7 @@ def test_a_command_that_is_not_on_path_is_named(login: Login, name: str) -> None
 
 
 @pytest.mark.parametrize("work", [0, 1, 75])
-def test_a_job_whose_time_was_up_is_queued_again(login: Login, work: int) -> None:
+def test_a_job_at_its_time_limit_is_requeued(login: Login, work: int) -> None:
     login.command("tessera", f'echo "threads $OMP_NUM_THREADS offline $HF_HUB_OFFLINE"; exit {work}')
     done = login.run("bash", ROUND, login.config, SLURM_JOB_ID="17", SLURM_CPUS_PER_TASK="8")
     assert done.returncode == work
@@ -137,7 +137,7 @@ def test_the_signal_before_the_end_reaches_the_agent(login: Login) -> None:
     assert login.calls()[-2:] == ["stopped", "scontrol requeue 17"]
 
 
-def test_each_task_of_an_array_has_a_silo(login: Login) -> None:
+def test_array_tasks_have_one_silo_each(login: Login) -> None:
     silos = login.folder / "silos.txt"
     silos.write_text("/silos/aster/silo.toml\n/silos/birch/silo.toml\n")
     done = login.run("bash", ARRAY, silos, SLURM_ARRAY_TASK_ID="2")
@@ -154,7 +154,7 @@ def test_commands_of_the_agent_exist(script: Path) -> None:
         assert not list(mistakes(line.rstrip(" &").replace('"$config"', "silo.toml")))
 
 
-def test_the_line_of_scrontab_is_a_turn(login: Login) -> None:
+def test_the_scrontab_line_runs_a_turn(login: Login) -> None:
     *options, line = (SCRIPTS / "scrontab").read_text().splitlines()
     assert [option.split("=")[0] for option in options if option.startswith("#SCRON")] == [
         "#SCRON --job-name",
@@ -174,7 +174,7 @@ def test_the_line_of_scrontab_is_a_turn(login: Login) -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not is_possible(), reason="Debian: `apt-get install slurm-wlm`, and root")
-def test_slurm_runs_a_round_and_queues_it_again(login: Login, tmp_path: Path) -> None:
+def test_slurm_runs_and_requeues_a_round(login: Login, tmp_path: Path) -> None:
     for name in ("squeue", "sbatch", "scontrol"):
         (login.folder / "bin" / name).unlink()
     (tmp_path / "slurm").mkdir()

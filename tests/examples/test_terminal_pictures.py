@@ -1,4 +1,4 @@
-"""A command that draws again and again in a terminal is recorded, and becomes a picture."""
+"""Recordings of a repeatedly drawing command, and their pictures."""
 
 from __future__ import annotations
 

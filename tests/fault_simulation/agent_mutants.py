@@ -1,4 +1,4 @@
-"""Faults planted in the agent: its journal is what makes a retry the same update."""
+"""Faults planted in the agent, whose journal makes a retry the same update."""
 
 from __future__ import annotations
 

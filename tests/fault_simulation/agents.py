@@ -1,4 +1,4 @@
-"""Agents that run the product's own daemon, journal, retries and manifests; only training is ours.
+"""Agents with the product's daemon, journal, retries and manifests, and with simulated training.
 
 What an agent "learns" in a round is a one-hot vector of its own, and noise that no second training repeats.
 """

@@ -1,4 +1,4 @@
-"""What a seed draws of a bank of experts: how many there are, and when they are born, pruned and merged."""
+"""A bank of experts drawn from a seed: its size, and the births, prunings and merges."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Faults planted in a bank of experts: in its values, its index, and what is told of its changes."""
+"""Faults planted in a bank of experts: in its values, its index, and its events."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Many schedules: all seeds of a range, or as many as a mutant takes to be found; in several processes."""
+"""Many schedules in several processes: a range of seeds, or the seeds until a mutant is found."""
 
 from __future__ import annotations
 

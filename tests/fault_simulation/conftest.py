@@ -1,4 +1,4 @@
-"""What all schedules of a test run share."""
+"""Fixtures of all schedules of a test run."""
 
 from __future__ import annotations
 

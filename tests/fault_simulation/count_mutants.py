@@ -1,4 +1,4 @@
-"""Faults planted in counts and in what follows from them, on the side of the coordinator or on both."""
+"""Faults planted in counts and their consequences, in the coordinator or on both sides."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Counts before sums: agents that belong to a group or not, and what may follow from how many do.
+"""Counts before sums: agents in or outside a group, and the sums that the counts allow.
 
 I28: counts are taken once in a round. A sum after them is one of clients that were counted, and has a group
 only if three of its members are left whoever of the counted ones is absent; no agent unmasks another one.

@@ -1,4 +1,4 @@
-"""The agents' disks: what was not synced may be gone after a loss of power. Files themselves are real."""
+"""The agents' disks, which may lose unsynced data at a power loss. The files are real."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Agents with a bank of experts: which one they choose, and what they learn of it. No model is trained.
+"""Agents with a bank of experts: their choice and their simulated training.
 
 In a round most agents choose the same expert, and all of them, most or none reject the bank.
 """

@@ -1,4 +1,4 @@
-"""Which weights clients were given: as they were when they were given, whatever is thinned out since."""
+"""The weights given to clients, as at the time of giving, also after pruning."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a summed round must have published: the model before it, moved by the mean of its members' inputs.
+"""The publication of a summed round: the model before it, plus the mean of its members' inputs.
 
 I2: every value says whom the round counted, as every agent learns a vector of its own, and all clients are
 served the same.

@@ -1,4 +1,4 @@
-"""Faults planted in how replicas share their work: rounds that move, and leases.
+"""Faults planted in the work of replicas: transitions of rounds, and leases.
 
 Without a second replica nobody takes a lease.
 """

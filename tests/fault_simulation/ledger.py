@@ -1,4 +1,4 @@
-"""What must be true of every commit, read past the service right after it.
+"""Invariants of each commit, read directly from the database after it.
 
 I2 a round counts each update once; I3 what was published does not change; I4 rounds only go on, and only when
 they may; I6 nothing of who was shut out comes in; I12 without faults no round hangs. And leases: only who

@@ -1,4 +1,4 @@
-"""What updates mean that are written by a recipe, told by their bytes and by what was seen before them.
+"""The meaning of updates written by a recipe, by their bytes and the earlier events.
 
 I14: what the service keeps of an accepted update is what the reference decoding of its bytes gives, exactly.
 I15: what rounding lost is in the next update of its agent exactly once, whatever killed whom in between.

@@ -1,4 +1,4 @@
-"""Faults planted in a member of the secure sum: in what it sends, and in what it keeps."""
+"""Faults planted in a member of the secure sum: in its messages, and in its stored state."""
 
 from __future__ import annotations
 

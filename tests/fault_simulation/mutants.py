@@ -1,4 +1,4 @@
-"""Faults planted in the coordinator, each without one real safeguard. The simulation must find every one."""
+"""Faults planted in the coordinator, each without one safeguard. The simulation must find all of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The way between agents and replicas: messages are lost, late, doubled, cut, and answers go astray."""
+"""The network between agents and replicas: messages lost, late, doubled or cut, and lost answers."""
 
 from __future__ import annotations
 

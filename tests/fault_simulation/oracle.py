@@ -1,4 +1,4 @@
-"""What must be true of every answer that leaves a replica, and of everything once all has settled.
+"""Invariants of each answer of a replica, and of the settled state.
 
 I1 an acknowledged update is counted once or listed as rejected; I3 and I10 a repeated request gets the same
 answer; I5 a token makes one member; I6 who was shut out is not let in; I11 nobody reads what is another's.

@@ -1,4 +1,4 @@
-"""Alignment packs: how agents make them without models, and what must be true of those that are stored.
+"""Alignment packs: simulated packs of agents, and invariants of the stored ones.
 
 I18: a pack that was acknowledged is what everybody is served and uses, to the bit; only an operator replaces
 one, with the pivot's all that were made on it end, and no update counts that was learnt under another.

@@ -1,4 +1,4 @@
-"""Who else uses the service: an operator, a member that says two things at once, a member that pries."""
+"""Actors of the fault simulation: operator, equivocating member, curious member, historian."""
 
 from __future__ import annotations
 
@@ -81,9 +81,9 @@ class Operator(Process):
         self._ask("POST", f"/v1/federations/{federation_id}/start")
         self.has_begun = True
         for _ in range(plan.revoked):
-            self._later(self._revoke_somebody)
+            self._later(self._revoke_a_member)
         for _ in range(plan.rotations):
-            self._later(self._rotate_somebodys_key)
+            self._later(self._rotate_a_members_key)
         if plan.pause:
             self._later(self._pause)
         if plan.aligned and plan.replaces_pack:
@@ -111,7 +111,7 @@ class Operator(Process):
         self._noticed = client
         self._somebody.set()
 
-    def _revoke_somebody(self) -> None:
+    def _revoke_a_member(self) -> None:
         """Shut somebody out while it delivers or joins, or waits for the sum, or else anybody."""
         world = self._world
         self._somebody.clear()
@@ -123,7 +123,7 @@ class Operator(Process):
         if client is not None:
             self._ask("DELETE", f"/v1/federations/{self.federation}/clients/{client}")
 
-    def _rotate_somebodys_key(self) -> None:
+    def _rotate_a_members_key(self) -> None:
         """Have somebody stop its agent, replace the key, and start it again."""
         world = self._world
         there = [agent for agent in world.agents if agent.alive and agent.client and not agent.thief]

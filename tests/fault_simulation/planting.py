@@ -1,4 +1,4 @@
-"""Faults that are planted: each takes the place of one real safeguard, where that is needed at all.
+"""Planted faults: each replaces one safeguard.
 
 A module registers its faults as it is imported. A fault's name is that of its function.
 """

@@ -1,4 +1,4 @@
-"""What a published round must have counted: its bytes say whom, as every update is a vector of its own."""
+"""The updates counted by a published round, read from its bytes: each update is a vector of its own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Faults planted in how an update is acknowledged."""
+"""Faults planted in the acknowledgement of updates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Faults planted in how updates are written by a recipe and under a pack, read again, and waited for."""
+"""Faults planted in the encoding and decoding of updates, in their packs, and in long polls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Logical replicas: the real application and the real ticker over one database, each with memory of its own.
+"""Logical replicas: the application and the ticker over one database, each with its own memory.
 
 A request is one task, each of the ticker's loops another; one looks for the clients that wait for a round.
 """

@@ -1,4 +1,4 @@
-"""Virtual time and tasks that take turns in one thread; who runs next depends on nothing but the seed.
+"""Virtual time and tasks that take turns in one thread; their order depends only on the seed.
 
 A task belongs to a process (a replica, an agent). A process that is killed runs nothing more: its tasks are
 woken with `Killed`, and whatever they do while they unwind is refused.

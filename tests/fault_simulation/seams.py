@@ -1,4 +1,4 @@
-"""Where the simulation takes hold of the product: clocks, secrets, dice, threads and the disk; nothing else.
+"""The replaced parts of the product: clocks, secrets, random numbers, threads and the disk.
 
 The database's clock is SQLite's own strftime, which `storage` replaces in every connection. Everything is
 put back at the end.

@@ -1,4 +1,4 @@
-"""What must be true of the database when everything has come to rest and what nobody needs was collected."""
+"""Invariants of the database in the settled state, after the collection of garbage."""
 
 from __future__ import annotations
 

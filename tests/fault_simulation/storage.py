@@ -1,4 +1,4 @@
-"""One SQLite file in memory for all replicas, and the moments at which a replica may be interrupted in it.
+"""One SQLite file in memory for all replicas, and the points where a replica may be interrupted.
 
 Real durability is tested elsewhere: here every commit is whole, what is killed before it is rolled back, and
 transactions follow each other. Others run between them, never inside one.

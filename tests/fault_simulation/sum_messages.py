@@ -1,4 +1,4 @@
-"""What agents send in sums, whether it arrives or not, and on what grounds.
+"""Messages of agents in sums, delivered or not, and the conditions for sending them.
 
 I22: in a session at most one kind of share of each peer ever leaves an agent. I23: of every step of a session
 one body leaves an agent, whatever killed it in between: above all, one masked vector. I24: no agent unmasks

@@ -1,4 +1,4 @@
-"""Faults planted in the secure sum: in the sessions of the coordinator, and in what both sides agree on."""
+"""Faults planted in the secure sum: in the coordinator's sessions, and in the agreement of both sides."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is stored of a session of a sum, read past the service."""
+"""The stored rows of a session of a sum, read directly from the database."""
 
 from __future__ import annotations
 

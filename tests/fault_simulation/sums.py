@@ -1,4 +1,4 @@
-"""The sessions of a round's sum, commit by commit: what is stored of them, and what may follow what.
+"""The sessions of a round's sum, commit by commit: their stored state, and their transitions.
 
 I21: a committed total is the sum of the inputs of U3, modulo 2^m, each of them once. I25: whoever has the
 whole database at any commit opens nobody's input: it never holds t shares of a member's `b` and t of its `s`,

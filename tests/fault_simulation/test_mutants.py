@@ -1,4 +1,4 @@
-"""A simulation that finds nothing may be blind: every planted fault must be found."""
+"""Planted faults, all of which the simulation must find."""
 
 from __future__ import annotations
 

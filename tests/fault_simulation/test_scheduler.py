@@ -1,4 +1,4 @@
-"""The scheduler of the fault simulation cancels calls, and its slots have deadlines."""
+"""The scheduler of the fault simulation: cancelled calls, and slots with deadlines."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from tests.fault_simulation.scheduler import Process, Scheduler
 from tests.fault_simulation.waits import Slots
 
 
-def test_cancelled_call_never_happens() -> None:
+def test_a_cancelled_call_never_runs() -> None:
     scheduler, process, events = Scheduler(0), Process("somebody"), list[str]()
     off = scheduler.spawn(process, lambda: events.append("called off"), delay=2.0)
     scheduler.spawn(process, lambda: events.append("done"), delay=3.0)

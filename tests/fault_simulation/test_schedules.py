@@ -1,4 +1,4 @@
-"""The whole system keeps its promises whatever happens, and what happened can be replayed."""
+"""Schedules of faults: no broken promise, and exact replay."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ROOT = Path(__file__).parent.parent.parent
 FIRST, MANY = 10, 60
 
 
-def _play(first: int, number: int) -> Counter[str]:
+def _counted_facts(first: int, number: int) -> Counter[str]:
     facts = Counter[str]()
     for outcome in schedules(first, number):
         assert outcome.violation is None, (
@@ -34,7 +34,7 @@ def _play(first: int, number: int) -> Counter[str]:
 @pytest.mark.long
 @pytest.mark.timeout(1800)
 def test_schedules_of_faults_break_no_promise() -> None:
-    facts = _play(FIRST, MANY)
+    facts = _counted_facts(FIRST, MANY)
     places = {fact for fact in facts if "dies at" in fact}
     assert not missing(facts)
     wanted = {"read", "write", "commit", "committed"}
@@ -51,7 +51,7 @@ def test_schedules_of_faults_break_no_promise() -> None:
 
 
 @pytest.mark.slow
-def test_same_seed_plays_the_same_schedule() -> None:
+def test_a_seed_determines_the_schedule() -> None:
     first, second = play(3, trace=True), play(3, trace=True)
     assert first.trace == second.trace
     assert first.digest == second.digest
@@ -60,20 +60,20 @@ def test_same_seed_plays_the_same_schedule() -> None:
 
 
 @pytest.mark.long
-def test_same_seed_plays_the_same_schedule_in_other_processes() -> None:
-    told = [_told_by_a_process(hashing) for hashing in ("1", "2")]
+def test_a_seed_determines_the_schedule_across_processes() -> None:
+    told = [_replay_output(hashing) for hashing in ("1", "2")]
     assert told[0] == told[1]
     assert play(3).digest in told[0]
 
 
 @pytest.mark.slow
-def test_driving_on_a_stale_read_is_harmless() -> None:
+def test_stale_reads_of_rounds_are_harmless() -> None:
     """The mutant that drops the comparison is found; the old look alone does no harm."""
     with drives_on_what_it_saw():
-        assert _play(30, 3)["rounds published"]
+        assert _counted_facts(30, 3)["rounds published"]
 
 
-def _told_by_a_process(hashing: str) -> str:
+def _replay_output(hashing: str) -> str:
     command = [sys.executable, "-m", "tests.fault_simulation", "--replay", "3"]
     environment = os.environ | {"PYTHONHASHSEED": hashing}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
@@ -82,7 +82,7 @@ def _told_by_a_process(hashing: str) -> str:
 
 
 @pytest.mark.slow
-def test_worker_processes_play_the_same_schedules() -> None:
+def test_worker_processes_run_the_same_schedules() -> None:
     with workers(2) as pool:
         told = [outcome.digest for outcome in schedules_by(pool, 3, 2)]
     assert told == [play(3).digest, play(4).digest]
@@ -91,18 +91,18 @@ def test_worker_processes_play_the_same_schedules() -> None:
 @pytest.mark.slow
 def test_weights_survive_the_end_of_another_pack() -> None:
     """A schedule such as seed 429425 broke I19: the weights of the abandoned round were deleted."""
-    facts = _play(429425, 1)
+    facts = _counted_facts(429425, 1)
     assert facts["rounds abandoned with a pack"]
     assert facts["packs ended"]
 
 
 @pytest.mark.slow
-def test_final_weights_may_have_the_number_of_an_abandoned_round() -> None:
+def test_final_weights_may_reuse_an_abandoned_rounds_number() -> None:
     """A schedule such as seed 137231 seemed to break I19: final weights have the number of round 1."""
-    assert _play(137231, 1)["rounds abandoned"]
+    assert _counted_facts(137231, 1)["rounds abandoned"]
 
 
 @pytest.mark.slow
-def test_what_an_update_lost_is_not_added_after_its_round_was_abandoned_with_a_pack() -> None:
+def test_an_abandoned_rounds_residuals_are_not_added() -> None:
     """A schedule such as seed 429424 broke I15: initial weights of another round had another digest."""
-    assert _play(429424, 1)["rounds abandoned with a pack"]
+    assert _counted_facts(429424, 1)["rounds abandoned with a pack"]

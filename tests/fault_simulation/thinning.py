@@ -1,4 +1,4 @@
-"""What is thinned out of old rounds, and what never may be.
+"""Pruning of old rounds, and the data that is never pruned.
 
 I19: the tensors of the last rounds that were published stay, each client's last update that counts, and the
 weights that anybody starts from since; of older rounds the tensors go, what was said of them stays, and who

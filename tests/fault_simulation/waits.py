@@ -1,4 +1,4 @@
-"""How everybody waits: for a deadline's timer, in a long poll, for a slot to work; all of them in turns.
+"""Waiting in virtual time: timers of deadlines, long polls, and slots.
 
 The coordinator's `Waiting` is the product's; only what it asks of asyncio and anyio is ours.
 """

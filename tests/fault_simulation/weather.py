@@ -1,4 +1,4 @@
-"""What a seed draws: how large the federation is, who misbehaves, and which faults happen how often."""
+"""The draws of a seed: the size of the federation, the misbehaving actors, and the rates of faults."""
 
 from __future__ import annotations
 

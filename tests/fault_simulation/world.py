@@ -1,4 +1,4 @@
-"""One schedule: replicas, agents, an operator and whoever wishes them ill, until everything has settled."""
+"""One schedule: replicas, agents, an operator and adversaries, until the settled state."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The check that each hostile input is refused exactly so, at a bounded cost, and leaves no trace.
+"""The check of a hostile input: the exact refusal, a bounded cost, and no trace.
 
 A case is a row of the table of hostile inputs: what is sent, and the status and problem type that answer it.
 """

@@ -1,4 +1,4 @@
-"""One coordinator in a process of its own, which takes everything that is thrown at it."""
+"""One coordinator in a process of its own, which receives all hostile inputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What hostile inputs are thrown at, and how they travel."""
+"""The federation that receives hostile inputs, and their transport."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every route, and everyone who may knock: who is let in is what the policy below says, and nothing else.
+"""All routes with all kinds of callers: access exactly as in the table of policies below.
 
 The routes come from the OpenAPI document, so that a route without a policy fails.
 """
@@ -190,13 +190,13 @@ def world(coordinator: Served) -> World:
     return World(coordinator, callers, client, pack)
 
 
-def test_every_route_has_a_policy_and_every_policy_a_route() -> None:
+def test_routes_and_policies_are_the_same() -> None:
     assert sorted(_operations()) == sorted(POLICIES)
 
 
 @pytest.mark.parametrize("role", ROLES)
 @pytest.mark.parametrize("operation", _operations())
-def test_who_is_let_in_is_what_the_policy_says(world: World, operation: str, role: str) -> None:
+def test_access_to_a_route_follows_its_policy(world: World, operation: str, role: str) -> None:
     status, problem = _ask(world, operation, role)
     policy = POLICIES[operation]
     if role in policy.allowed:

@@ -1,4 +1,4 @@
-"""Rows 20 to 24: zstd frames that bomb, end early, go on, or are damaged."""
+"""Rows 20 to 24: zstd frames that are bombs, truncated, extended or damaged."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_a_hostile_frame_is_refused(scene: Scene, case: Case) -> None:
     attack(scene, case)
 
 
-def test_a_flipped_bit_is_refused_as_damage_of_one_kind_or_another(scene: Scene) -> None:
+def test_a_flipped_bit_is_a_codec_error(scene: Scene) -> None:
     for frame in _damaged_values(_zstd(scene.good())):
         answer = told(put(scene.silo, 1, frame, "zstd"))
         assert (answer.status, answer.problem.split("-")[0]) == (422, "codec")

@@ -1,4 +1,4 @@
-"""The table of hostile inputs has no row that nobody tests."""
+"""The table of hostile inputs: a test for each row."""
 
 from __future__ import annotations
 
@@ -37,20 +37,20 @@ NOT_THERE = {
 
 
 TOLD_BY: dict[int, Callable[..., None]] = {
-    14: test_slow_peers.test_a_body_of_a_byte_a_second_is_given_up_after_its_grace,
-    43: test_message_rows.test_the_same_update_twice_at_once_by_two_replicas_is_taken_once,
-    51: test_load_rows.test_a_client_that_polls_too_often_is_told_when_to_come_back_and_nobody_else_is,
-    52: test_load_rows.test_nothing_is_taken_while_the_disk_is_nearly_full,
+    14: test_slow_peers.test_a_trickling_body_times_out_after_its_grace,
+    43: test_message_rows.test_concurrent_replicas_accept_an_update_once,
+    51: test_load_rows.test_polling_limits_apply_to_one_client,
+    52: test_load_rows.test_uploads_are_refused_on_a_nearly_full_disk,
     53: test_pipelines.test_pipelined_requests_cost_little,
 }
 """Rows that take more than one input."""
 
 
-def test_every_row_is_tested_or_about_what_does_not_exist() -> None:
+def test_rows_are_tested_or_listed_as_absent() -> None:
     tabled = {case.row for module in TABLES for case in module.CASES}
     assert sorted([*tabled, *TOLD_BY, *NOT_THERE]) == list(range(1, LAST_ROW + 1))
 
 
-def test_what_does_not_exist_is_not_in_the_document() -> None:
+def test_the_openapi_document_has_no_idempotency_key() -> None:
     document = str(create_app(Settings(_env_file=None)).openapi()).lower()
     assert "idempotency-key" not in document

@@ -1,4 +1,4 @@
-"""Every route, and people whose role holds in one federation: it counts there, and nowhere else."""
+"""All routes with persons whose role is valid in one federation only."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def _is_open(operation: str) -> bool:
 
 @pytest.mark.parametrize("role", ROLES)
 @pytest.mark.parametrize("operation", list(filter(_is_of_a_federation, POLICIES)))
-def test_a_role_counts_in_its_federation(scene: Scene, operation: str, role: str) -> None:
+def test_a_federation_role_grants_its_own_federation(scene: Scene, operation: str, role: str) -> None:
     status, problem = scene.ask(role, operation, scene.inside)
     if role in POLICIES[operation].allowed:
         assert status < 500
@@ -126,7 +126,7 @@ def test_a_role_counts_in_its_federation(scene: Scene, operation: str, role: str
 
 @pytest.mark.parametrize("role", ROLES)
 @pytest.mark.parametrize("operation", list(filter(_is_of_a_federation, POLICIES)))
-def test_it_counts_in_no_other(scene: Scene, operation: str, role: str) -> None:
+def test_a_federation_role_grants_no_other_federation(scene: Scene, operation: str, role: str) -> None:
     assert scene.ask(role, operation, scene.outside) == (403, "forbidden")
 
 
@@ -134,7 +134,7 @@ def test_it_counts_in_no_other(scene: Scene, operation: str, role: str) -> None:
 @pytest.mark.parametrize(
     "operation", [name for name in POLICIES if not _is_of_a_federation(name) and name != SIGN_OUT]
 )
-def test_what_is_about_all_federations_is_refused(scene: Scene, operation: str, role: str) -> None:
+def test_federation_roles_grant_no_global_routes(scene: Scene, operation: str, role: str) -> None:
     status, problem = scene.ask(role, operation, scene.outside)
     if _is_open(operation):
         assert (status < 500, problem in ("forbidden", "credential-invalid")) == (True, False)
@@ -143,12 +143,12 @@ def test_what_is_about_all_federations_is_refused(scene: Scene, operation: str, 
 
 
 @pytest.mark.parametrize("role", ROLES)
-def test_the_list_has_the_own_federations_alone(scene: Scene, role: str) -> None:
+def test_the_list_contains_only_the_callers_federations(scene: Scene, role: str) -> None:
     shown = scene.people[role].get("/v1/federations").json()["items"]
     assert {item["id"] for item in shown} == {scene.inside.federation_id, scene.ending, scene.passing}
 
 
-def test_nothing_changed_outside(scene: Scene) -> None:
+def test_the_other_federation_is_unchanged(scene: Scene) -> None:
     path = f"/v1/federations/{scene.outside.federation_id}"
     shown = scene.served.admin.get(path).json()
     assert (shown["state"], shown["clients"]) == ("running", {"enrolled": 2, "revoked": 0})

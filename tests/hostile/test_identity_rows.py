@@ -1,4 +1,4 @@
-"""Rows 1 to 11: who is not let in, and what nobody may do."""
+"""Rows 1 to 11: authentication and authorisation."""
 
 from __future__ import annotations
 
@@ -225,17 +225,17 @@ CASES = [
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_who_is_not_allowed_is_told_so_and_changes_nothing(scene: Scene, case: Case) -> None:
+def test_an_unauthorised_request_is_refused_without_effect(scene: Scene, case: Case) -> None:
     attack(scene, case)
 
 
-def test_all_ways_to_misuse_a_token_get_one_answer(scene: Scene) -> None:
+def test_misuses_of_a_token_have_one_answer(scene: Scene) -> None:
     asks = [case.send for case in CASES if case.row == 10]
     answers = {answer.text for send in asks if isinstance(answer := send(scene), httpx.Response)}
     assert len(answers) == 1
 
 
-def test_an_unknown_key_gets_the_answer_of_a_wrong_signature_as_late(scene: Scene) -> None:
+def test_unknown_keys_are_answered_like_wrong_signatures(scene: Scene) -> None:
     wrong, unknown = (next(case.send for case in CASES if case.row == row) for row in (2, 4))
     answers, ratios = set(), []
     for _ in range(4):  # a difference is there every time, a busy machine is not

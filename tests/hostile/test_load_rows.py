@@ -1,4 +1,4 @@
-"""Rows 51 and 52: too often, too many at once, no space left, and a database that is locked."""
+"""Rows 51 and 52: request rates, concurrent uploads, full disks, and locked databases."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _SPACE = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c"]
 
 
 @pytest.mark.slow
-def test_a_client_that_polls_too_often_is_told_when_to_come_back_and_nobody_else_is(scene: Scene) -> None:
+def test_polling_limits_apply_to_one_client(scene: Scene) -> None:
     """Row 51."""
     path = f"/v1/federations/{scene.delivered.federation_id}/rounds/current"
     before = scene.stored()
@@ -63,7 +63,7 @@ def test_a_client_that_polls_too_often_is_told_when_to_come_back_and_nobody_else
 
 
 @pytest.mark.slow
-def test_one_upload_of_a_client_is_under_way_at_a_time(scene: Scene) -> None:
+def test_a_second_concurrent_upload_is_refused(scene: Scene) -> None:
     """Row 51."""
     silo, body = scene.silo, scene.good()
     request = signed(scene.served, silo, "PUT", scene.update, body, **_typed(body))
@@ -103,7 +103,7 @@ def _locked(scene: Scene) -> Iterator[None]:
 
 
 @pytest.mark.long
-def test_a_locked_database_is_waited_for_a_while_and_decoders_are_busy_meanwhile(scene: Scene) -> None:
+def test_a_locked_database_answers_503_in_time(scene: Scene) -> None:
     """Rows 51 and 52: two wait in the group commit until the lock is given up; a third is sent away before.
 
     An SQLite file is locked as a whole, so that there all three wait to store the nonce of their request.
@@ -141,7 +141,7 @@ def _timed(silo: Silo, body: bytes) -> tuple[Answer, float]:
     return told(answer), time.monotonic() - began
 
 
-def test_nothing_is_taken_while_the_disk_is_nearly_full(
+def test_uploads_are_refused_on_a_nearly_full_disk(
     serve: Callable[..., Served],
     fresh_database: Databases,
     rows: Callable[[str, str], list[tuple[Any, ...]]],
@@ -181,7 +181,7 @@ class _Interrupted(PostgresServer):
 
 
 @pytest.mark.long
-def test_an_upload_while_postgresql_is_gone_comes_again_and_is_taken_when_it_is_back(tmp_path: Path) -> None:
+def test_uploads_succeed_after_an_outage_of_postgresql(tmp_path: Path) -> None:
     """Row 52."""
     with _Interrupted() as server:
         server.create("gone_for_a_while")
@@ -222,7 +222,7 @@ def _leave(disk: Path, free: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not _can_mount(), reason="no file system of a few MiB can be mounted here")
-def test_a_disk_that_is_full_is_said_and_the_round_goes_on_when_there_is_space(tmp_path: Path) -> None:
+def test_a_round_continues_after_a_full_disk(tmp_path: Path) -> None:
     """Row 52, past the watermark: a file system of 16 MiB, all of it taken but for a little."""
     disk = tmp_path / "disk"
     disk.mkdir()

@@ -1,4 +1,4 @@
-"""Rows 38 to 44: JSON that is none, and what comes at the wrong time or a second time."""
+"""Rows 38 to 44: malformed JSON, and messages that are early, late or repeated."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_a_hostile_message_is_refused(scene: Scene, case: Case) -> None:
     attack(scene, case)
 
 
-def test_the_same_update_twice_at_once_by_two_replicas_is_taken_once(
+def test_concurrent_replicas_accept_an_update_once(
     serve: Callable[..., Served], fresh_postgres: Callable[[], str]
 ) -> None:
     """Rows 42 and 43."""

@@ -129,7 +129,7 @@ def test_pipelined_requests_cost_little(scene: Scene, kind: str, reads: bool) ->
     assert scene.stored() == before
 
 
-def test_pipelined_requests_are_held_unparsed(scene: Scene) -> None:
+def test_pipelined_requests_use_bounded_memory(scene: Scene) -> None:
     request = KINDS["anonymous"](scene)
     in_use = scene.served.forget_peak()
     with _pipelines(scene, request, reads=False):

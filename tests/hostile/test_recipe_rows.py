@@ -1,4 +1,4 @@
-"""Rows 28 to 41 where updates are written in few bits: places, scales, codes, lengths, recipes, references.
+"""Rows 28 to 41 for updates in few bits: positions, scales, codes, lengths, recipes, references.
 
 The adapter has four values and two, of which half travel: two codes and one, a scale and a bitmap for each.
 """

@@ -1,4 +1,4 @@
-"""Row 14: who sends slowly, or nothing, is shown out; who waits for us, or is idle for a moment, is not."""
+"""Row 14: connections that send slowly or nothing are closed; waiting and idle ones are not."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ PAUSES: dict[str, tuple[Callable[[Scene], tuple[Answer, float]], int, str, float
 
 
 @pytest.mark.slow
-def test_who_pauses_for_ten_seconds_is_shown_out(scene: Scene) -> None:
+def test_a_peer_that_pauses_is_disconnected(scene: Scene) -> None:
     before = scene.stored()
     with ThreadPoolExecutor(len(PAUSES)) as pool:
         asked = {name: pool.submit(run, scene) for name, (run, *_) in PAUSES.items()}
@@ -129,13 +129,13 @@ def calm(fresh_database: Callable[[str], str], tmp_path: Path) -> Iterator[Scene
 
 
 @pytest.mark.long
-def test_a_body_of_a_byte_a_second_is_given_up_after_its_grace(calm: Scene) -> None:
+def test_a_trickling_body_times_out_after_its_grace(calm: Scene) -> None:
     """Row 14."""
     attack(calm, Case(14, "a byte a second", _trickling_bodies, 408, "request-timeout", closes=True))
 
 
 @pytest.mark.long
-def test_who_waits_for_us_or_is_idle_for_a_moment_is_left_alone(scene: Scene) -> None:
+def test_waiting_and_idle_connections_stay_open(scene: Scene) -> None:
     """Longer than any deadline: a round that is waited for, and events that are followed."""
     federation_id = scene.delivered.federation_id
     with scene.served.line(60) as line, ThreadPoolExecutor(2) as pool:
@@ -219,16 +219,16 @@ def _trickling(scene: Scene) -> Iterator[Tricklers]:
 
 
 @pytest.mark.long
-def test_two_hundred_slow_peers_starve_nobody(
+def test_slow_peers_do_not_delay_good_requests(
     scene: Scene, record_property: Callable[[str, object], None]
 ) -> None:
     """Who behaves waits less than twice as long: both are measured in turns, for a machine's pace changes."""
-    _asked(scene)  # what the first requests cost is nobody's fault
+    _good_requests(scene)  # what the first requests cost is nobody's fault
     alone, beside = [], []
     while len(alone) < TURNS or (_times(beside, alone) >= 2 and len(alone) < MOST_TURNS):
-        alone.append(_asked(scene))
+        alone.append(_good_requests(scene))
         with _trickling(scene):
-            beside.append(_asked(scene))
+            beside.append(_good_requests(scene))
         time.sleep(0.5)  # those who were slow are forgotten
     said = f"p99 beside {SLOW_PEERS} slow peers {_times(beside, alone):.2f} times that alone"
     record_property("said", f"{said} ({_wait(beside) * 1000:.1f} ms, {_wait(alone) * 1000:.1f} ms)")
@@ -245,7 +245,7 @@ def _times(beside: list[Asked], alone: list[Asked]) -> float:
 
 
 @pytest.mark.long
-def test_two_hundred_slow_peers_are_shown_out(scene: Scene) -> None:
+def test_slow_peers_are_disconnected(scene: Scene) -> None:
     with _trickling(scene) as peers:
         while peers.lines and time.monotonic() - peers.began < 2 * GRACE_SECONDS:
             time.sleep(0.5)
@@ -255,7 +255,7 @@ def test_two_hundred_slow_peers_are_shown_out(scene: Scene) -> None:
 
 
 @pytest.mark.long
-def test_a_body_that_trickles_on_behind_its_refusal_ends_too(scene: Scene) -> None:
+def test_a_trickling_body_after_a_refusal_ends(scene: Scene) -> None:
     answer, taken = _refused_and_goes_on(scene)
     assert answer.problem == "auth-missing"
     assert taken < GRACE_SECONDS + 10
@@ -269,7 +269,7 @@ class Asked:
     p99: float
 
 
-def _asked(scene: Scene) -> Asked:
+def _good_requests(scene: Scene) -> Asked:
     taken, computed = [], scene.served.cpu_seconds()
     for _ in range(400):
         began = time.perf_counter()

@@ -1,4 +1,4 @@
-"""Who takes answers slowly, or opens many connections, holds little, starves nobody and is shown out."""
+"""Slow readers and many connections: bounded memory, service for others, and disconnection."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def is_cut_off(line: socket.socket) -> bool:
 
 
 @pytest.mark.long
-def test_slow_readers_of_large_downloads_hold_little_and_are_cut_off(
+def test_slow_readers_use_little_memory_and_are_disconnected(
     large: tuple[ServedProcess, list[Silo]],
 ) -> None:
     served, (slow, good) = large
@@ -88,7 +88,7 @@ def test_slow_readers_of_large_downloads_hold_little_and_are_cut_off(
 
 
 @pytest.mark.long
-def test_slow_readers_of_weights_in_a_recipe_hold_little(
+def test_slow_readers_of_coded_weights_use_little_memory(
     fresh_database: Callable[[str], str], tmp_path: Path, backend: str
 ) -> None:
     served = start_process(fresh_database(backend), tmp_path)
@@ -117,7 +117,7 @@ def test_slow_readers_of_weights_in_a_recipe_hold_little(
 
 
 @pytest.mark.long
-def test_a_reader_with_a_pace_gets_all_of_a_download(large: tuple[ServedProcess, list[Silo]]) -> None:
+def test_a_reader_above_the_minimum_rate_completes(large: tuple[ServedProcess, list[Silo]]) -> None:
     served, (silo, _) = large
     request = request_bytes(signed(served, silo, "GET", url(silo, 1, "/weights")))
     received = 0
@@ -130,7 +130,7 @@ def test_a_reader_with_a_pace_gets_all_of_a_download(large: tuple[ServedProcess,
             time.sleep(len(piece) / (40 * ANSWER_BYTES_PER_SECOND))
 
 
-def test_more_connections_than_there_may_be_are_told_to_come_again(
+def test_connections_beyond_the_limit_are_answered_503(
     fresh_database: Callable[[str], str], serve: Callable[..., Served], backend: str
 ) -> None:
     if backend != "sqlite":

@@ -1,4 +1,4 @@
-"""Who has the whole database and the coordinator's logs can act as nobody, and finds no secret in either."""
+"""A stolen database with the coordinator's logs: no credential and no secret in either."""
 
 from __future__ import annotations
 
@@ -128,14 +128,14 @@ def _text(value: Any) -> str:
     return bytes(value).decode("latin-1") if isinstance(value, bytes | memoryview) else str(value)
 
 
-def test_no_secret_is_in_the_database_or_a_log(loot: Loot) -> None:
+def test_database_and_logs_contain_no_secret(loot: Loot) -> None:
     said = loot.log + "\n".join(map(_text, loot.values))
     assert loot.silos[0].client_id in said
     assert [name for name, secret in loot.secrets.items() if secret in said] == []
 
 
 @pytest.mark.slow
-def test_nothing_that_is_stored_opens_a_door(loot: Loot) -> None:
+def test_stored_words_are_no_bearer_tokens(loot: Loot) -> None:
     words = {word for value in loot.values for word in _WORD.findall(_text(value))}
     words |= {word for word in _WORD.findall(loot.log)}
     assert len(words) > 50
@@ -147,7 +147,7 @@ def test_nothing_that_is_stored_opens_a_door(loot: Loot) -> None:
         assert admin.status_code == 200, "this door is opened by a token"
 
 
-def test_no_key_can_be_made_of_what_is_stored(loot: Loot) -> None:
+def test_stored_bytes_are_no_members_private_key(loot: Loot) -> None:
     """Whatever has 32 bytes may be tried as a private key: it is no member's."""
     seeds = {raw for value in loot.values for raw in _thirty_two_bytes(value)}
     assert len(seeds) > 10
@@ -165,7 +165,7 @@ def _thirty_two_bytes(value: Any) -> Iterator[bytes]:
         yield bytes.fromhex(word) if len(word) == 64 else base64.urlsafe_b64decode(word + "=")
 
 
-def test_no_signature_and_no_tensor_is_in_a_log(loot: Loot) -> None:
+def test_logs_contain_no_signature_and_no_tensor(loot: Loot) -> None:
     assert loot.signatures
     assert [one for one in loot.signatures if one.removeprefix("sig1=:")[:40] in loot.log] == []
     raw = TELLING.tobytes() * 2

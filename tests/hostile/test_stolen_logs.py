@@ -1,4 +1,4 @@
-"""Who has all logs of a run, the agents' too and at their most talkative, finds no secret and no tensor."""
+"""Stolen logs of a run with debug output, also the agents': no secret, tensor or example."""
 
 from __future__ import annotations
 
@@ -147,14 +147,14 @@ def _texts() -> Iterator[str]:
             yield _closed_up(json.loads(line)["prompt"])
 
 
-def test_what_is_looked_for_would_be_found() -> None:
+def test_shown_forms_of_tensors_are_detected() -> None:
     values = np.linspace(0.01, 1.0, 300, dtype=np.float32)
     raw, shown = values.tobytes(), list(_shown(values))
     for said in (raw.hex(), _base64(raw), repr(raw), str(values.tolist()), str(values)):
         assert any(form in _closed_up(said) for form in shown)
 
 
-def test_all_logs_of_a_run_say_who_did_what(logs: Logs) -> None:
+def test_logs_of_a_run_contain_its_events(logs: Logs) -> None:
     for event in ("client-enrolled", "update-accepted", "round-published"):
         assert event in logs.said
     for sentence in ("update of", "delivered", "the new key is in use", "error: "):
@@ -162,13 +162,13 @@ def test_all_logs_of_a_run_say_who_did_what(logs: Logs) -> None:
     assert "DEBUG" in logs.said
 
 
-def test_no_secret_is_in_any_log(logs: Logs) -> None:
+def test_logs_contain_no_secret(logs: Logs) -> None:
     assert len(logs.secrets) == 15
     assert [name for name, secret in logs.secrets.items() if secret in logs.said] == []
     assert "sig1=:" not in logs.said
 
 
-def test_no_tensor_is_in_any_log_in_any_form(logs: Logs) -> None:
+def test_logs_contain_no_tensor(logs: Logs) -> None:
     kinds = {name.rpartition(": ")[0].rpartition("/")[2] or name for name in logs.tensors}
     assert {"trained.safetensors", "signature.safetensors", "weights.safetensors"} <= kinds
     assert sum(map(len, logs.tensors.values())) > 1000
@@ -176,6 +176,6 @@ def test_no_tensor_is_in_any_log_in_any_form(logs: Logs) -> None:
     assert {name: forms for name, forms in found.items() if forms} == {}
 
 
-def test_no_example_is_in_any_log(logs: Logs) -> None:
+def test_logs_contain_no_example(logs: Logs) -> None:
     assert len(logs.texts) > 100
     assert [text for text in logs.texts if text in logs.said] == []

@@ -1,4 +1,4 @@
-"""Rows 45 to 49: messages of the secure sum that are early, late, weak, short, long, or for somebody else."""
+"""Rows 45 to 49: messages of the secure sum that are early, late, weak, short, long, or of others."""
 
 from __future__ import annotations
 
@@ -230,7 +230,7 @@ def test_the_key_of_another_member_is_refused(scene: Scene) -> None:
     attack(scene, Case(46, "a key of another", _key_of_another, 422, _WEAK))
 
 
-def test_the_sums_come_to_their_end_after_all_that(scene: Scene) -> None:
+def test_sums_complete_after_hostile_messages(scene: Scene) -> None:
     for step in (KEYS, SHARES, MASKED, CONFIRM, UNMASK):
         summed = _summed(scene.served.url, step)
         slow = summed.clients.pop() if step > MASKED else None

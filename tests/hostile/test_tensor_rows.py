@@ -1,4 +1,4 @@
-"""Rows 25 to 37, those of encodings that do not exist left out: headers, names, shapes, places, values."""
+"""Rows 25 to 37 for plain tensors: headers, names, shapes, offsets, values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows 12 to 19 and 50: bodies too large, cut off or mislabelled, and requests that are none."""
+"""Rows 12 to 19 and 50: bodies too large, truncated or mislabelled, and malformed requests."""
 
 from __future__ import annotations
 
@@ -75,19 +75,19 @@ def _chunked(size: int) -> Callable[[Scene], Answer]:
 def _hangs_up(scene: Scene) -> Answer:
     body = scene.good()
     request = signed(scene.served, scene.silo, "PUT", scene.update, body, **_typed(body))
-    said = len(_noticed(scene))
+    said = len(_incomplete_body_lines(scene))
     with scene.served.line() as line:
         line.sendall(request_bytes(request, body=body[:50]))
         time.sleep(0.1)
-    wait_until(lambda: len(_noticed(scene)) > said)
+    wait_until(lambda: len(_incomplete_body_lines(scene)) > said)
     return Answer(0, "")
 
 
-def _noticed(scene: Scene) -> list[str]:
+def _incomplete_body_lines(scene: Scene) -> list[str]:
     return [line for line in scene.served.log.read_text().splitlines() if '"body-incomplete"' in line]
 
 
-def _says(text: str) -> Callable[[Scene], Answer]:
+def _sends_text(text: str) -> Callable[[Scene], Answer]:
     return lambda scene: talk(scene, text.encode("latin-1"))
 
 
@@ -131,7 +131,7 @@ CASES = [
     Case(
         50,
         "length and transfer encoding",
-        _says(POST + "Content-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"),
+        _sends_text(POST + "Content-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"),
         400,
         MALFORMED,
         closes=True,
@@ -139,46 +139,67 @@ CASES = [
     Case(
         50,
         "two lengths",
-        _says(POST + "Content-Length: 3\r\nContent-Length: 4\r\n\r\nabcd"),
+        _sends_text(POST + "Content-Length: 3\r\nContent-Length: 4\r\n\r\nabcd"),
         400,
         MALFORMED,
         closes=True,
     ),
-    Case(50, "bare LF", _says("GET /v1/hello HTTP/1.1\nHost: localhost\n\n"), 400, MALFORMED, closes=True),
+    Case(
+        50, "bare LF", _sends_text("GET /v1/hello HTTP/1.1\nHost: localhost\n\n"), 400, MALFORMED, closes=True
+    ),
     Case(
         50,
         "bare LF in a field",
-        _says("GET /v1/hello HTTP/1.1\r\nHost: localhost\nA: b\r\n\r\n"),
+        _sends_text("GET /v1/hello HTTP/1.1\r\nHost: localhost\nA: b\r\n\r\n"),
         400,
         MALFORMED,
         closes=True,
     ),
-    Case(50, "a folded field", _says(GET + "A: b\r\n c\r\n\r\n"), 400, MALFORMED, closes=True),
+    Case(50, "a folded field", _sends_text(GET + "A: b\r\n c\r\n\r\n"), 400, MALFORMED, closes=True),
     Case(
         50,
         "another transfer encoding",
-        _says(POST + "Transfer-Encoding: gzip\r\n\r\nabc"),
+        _sends_text(POST + "Transfer-Encoding: gzip\r\n\r\nabc"),
         400,
         MALFORMED,
         closes=True,
     ),
-    Case(50, "a negative length", _says(POST + "Content-Length: -3\r\n\r\nabc"), 400, MALFORMED, closes=True),
-    Case(50, "not HTTP", _says("\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"), 400, MALFORMED, closes=True),
+    Case(
+        50,
+        "a negative length",
+        _sends_text(POST + "Content-Length: -3\r\n\r\nabc"),
+        400,
+        MALFORMED,
+        closes=True,
+    ),
+    Case(
+        50,
+        "not HTTP",
+        _sends_text("\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"),
+        400,
+        MALFORMED,
+        closes=True,
+    ),
     Case(
         50,
         "a header of 17 KiB",
-        _says(GET + f"A: {'x' * 17 * 1024}\r\n\r\n"),
+        _sends_text(GET + f"A: {'x' * 17 * 1024}\r\n\r\n"),
         431,
         "head-too-large",
         closes=True,
     ),
     Case(
-        50, "many small fields", _says(GET + "A: b\r\n" * 3000 + "\r\n"), 431, "head-too-large", closes=True
+        50,
+        "many small fields",
+        _sends_text(GET + "A: b\r\n" * 3000 + "\r\n"),
+        431,
+        "head-too-large",
+        closes=True,
     ),
     Case(
         50,
         "a target of 17 KiB",
-        _says(f"GET /{'x' * 17 * 1024} HTTP/1.1\r\n\r\n"),
+        _sends_text(f"GET /{'x' * 17 * 1024} HTTP/1.1\r\n\r\n"),
         414,
         "target-too-long",
         closes=True,
@@ -188,7 +209,7 @@ CASES = [
     Case(
         50,
         "trailers without an end",
-        _says(POST + "Transfer-Encoding: chunked\r\n\r\n1\r\nx\r\n0\r\n" + "A: b\r\n" * 50_000),
+        _sends_text(POST + "Transfer-Encoding: chunked\r\n\r\n1\r\nx\r\n0\r\n" + "A: b\r\n" * 50_000),
         431,
         "head-too-large",
         closes=True,
@@ -197,10 +218,10 @@ CASES = [
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_what_is_no_proper_request_is_refused(scene: Scene, case: Case) -> None:
+def test_a_malformed_request_is_refused(scene: Scene, case: Case) -> None:
     attack(scene, case)
 
 
-def test_a_head_of_16_kib_less_a_little_is_accepted(scene: Scene) -> None:
+def test_a_head_just_below_16_kib_is_accepted(scene: Scene) -> None:
     answer = scene.served.http().get("/v1/hello", headers={"X-Large": "x" * 15 * 1024})
     assert answer.status_code == 200

@@ -1,4 +1,4 @@
-"""Agents as processes against a served coordinator: a whole federation, and agents that are killed."""
+"""Agents as processes against a served coordinator: a whole federation, and killed agents."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def plan(**changes: Any) -> dict[str, Any]:
     } | changes
 
 
-def test_two_architectures_align_train_and_end_with_personal_weights(
+def test_two_architectures_complete_an_aligned_federation(
     database_url: str, serve: Serve, tmp_path: Path
 ) -> None:
     served = serve(database_url, tick_seconds=0.05, retry_seconds=0.2)
@@ -64,7 +64,7 @@ def test_two_architectures_align_train_and_end_with_personal_weights(
         assert next((agent.folder / "state").glob("*/final_weights.safetensors")).stat().st_size > 1000
 
 
-def test_an_agent_killed_while_training_and_after_pushing_is_counted_once_in_every_round(
+def test_a_killed_agents_update_counts_once_per_round(
     database_url: str, serve: Serve, tmp_path: Path, rows: Callable[[str, str], list[tuple[Any, ...]]]
 ) -> None:
     served = serve(database_url, tick_seconds=0.05, retry_seconds=0.2)
@@ -103,7 +103,7 @@ def test_an_agent_killed_while_training_and_after_pushing_is_counted_once_in_eve
     assert len(counted) == len(set(counted)) == 6
 
 
-def test_a_stopped_agent_says_so_and_resumes(database_url: str, serve: Serve, tmp_path: Path) -> None:
+def test_a_stopped_agent_resumes_after_a_restart(database_url: str, serve: Serve, tmp_path: Path) -> None:
     served = serve(database_url, tick_seconds=0.05, retry_seconds=0.2)
     federation_id = served.federation(
         **plan(rounds={"total": 1, "min_clients": 1}, training={"steps": 400, "learning_rate": 0.01})
@@ -121,7 +121,7 @@ def test_a_stopped_agent_says_so_and_resumes(database_url: str, serve: Serve, tm
     assert served.rounds(federation_id)[0]["state"] == "published"
 
 
-def test_a_revoked_agent_stops_and_says_why(database_url: str, serve: Serve, tmp_path: Path) -> None:
+def test_a_revoked_agent_stops_with_key_revoked(database_url: str, serve: Serve, tmp_path: Path) -> None:
     served = serve(database_url, tick_seconds=0.05, retry_seconds=0.2)
     federation_id = served.federation(**plan())
     agent = prepare_agent(tmp_path, "aster", served.url, served.enrolment_token(federation_id, "aster"))

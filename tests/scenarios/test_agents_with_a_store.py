@@ -1,4 +1,4 @@
-"""Real agents whose coordinator has all its tensors in S3, at once and not after ten minutes."""
+"""Agents whose coordinator moves all tensors to S3 at once."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def moving_at_once(database_url: str, store: str) -> Iterator[None]:
     assert not failures
 
 
-def test_agents_end_with_weights_that_were_in_s3_all_the_time(
+def test_agents_receive_final_weights_from_s3(
     sqlite_database: Database, serve: Callable[..., Served], s3: S3Server, tmp_path: Path
 ) -> None:
     url = str(sqlite_database.url)

@@ -1,4 +1,4 @@
-"""`tessera agent alignment-test` as an engineer types it: in a federation, and without one."""
+"""The command `tessera agent alignment-test`, in a federation and without one."""
 
 from __future__ import annotations
 
@@ -19,9 +19,7 @@ ANCHORS = EXAMPLES / "anchors.json"
 
 @pytest.mark.long
 @pytest.mark.timeout(900)
-def test_an_enrolled_silo_tests_its_pack_and_the_verdict_is_stored_with_it(
-    serve: Callable[..., Served], tmp_path: Path
-) -> None:
+def test_an_enrolled_silos_verdict_is_stored(serve: Callable[..., Served], tmp_path: Path) -> None:
     served = serve(f"sqlite:///{tmp_path / 'tessera.db'}", retry_seconds=0.2)
     federation_id = served.federation(
         strategy={"name": "fedmosaic"},
@@ -72,13 +70,13 @@ def offline(tmp_path: Path, model: str, *arguments: str) -> subprocess.Completed
     )
 
 
-def test_options_that_cannot_all_be_meant_are_refused(tmp_path: Path) -> None:
+def test_contradictory_options_are_refused(tmp_path: Path) -> None:
     done = offline(tmp_path, "L", "--anchors", str(ANCHORS), "--store")
     assert done.returncode == 1
     assert "--store needs a coordinator" in done.stderr
 
 
-def test_a_plan_without_anchors_is_half_an_order(tmp_path: Path) -> None:
+def test_a_plan_without_anchors_is_refused(tmp_path: Path) -> None:
     done = offline(tmp_path, "L")
     assert done.returncode == 1
     assert "needs both --plan and --anchors" in done.stderr
@@ -93,7 +91,7 @@ def test_the_pivots_own_pack_is_not_tested(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_a_file_that_holds_no_anchors_is_named(tmp_path: Path) -> None:
+def test_a_file_without_anchors_is_named(tmp_path: Path) -> None:
     (tmp_path / "none.json").write_text('{"anchors": [{"id": "a"}]}')
     done = offline(tmp_path, "L", "--anchors", str(tmp_path / "none.json"))
     assert done.returncode == 1

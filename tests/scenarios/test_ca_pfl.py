@@ -1,4 +1,4 @@
-"""CA-PFL end to end: two agents in processes of their own, one of which is killed while it works."""
+"""CA-PFL end to end: two agents in processes of their own, one of which is killed and restarted."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def weights(agent: AgentProcess, number: int) -> dict[str, np.ndarray]:
     return read_weights(file.read_bytes(), layout)
 
 
-def test_agents_finish_one_killed_on_the_way_and_learn_importances_of_their_own(
+def test_ca_pfl_agents_learn_their_own_importances(
     fresh_database: Callable[[str], str], serve: Callable[..., Served], tmp_path: Path
 ) -> None:
     served = serve(fresh_database("sqlite"), tick_seconds=0.05, retry_seconds=0.2)

@@ -1,4 +1,4 @@
-"""More requests at once than there are threads: each is answered, and none waits for another's thread."""
+"""More requests at once than threads: all answered, without mutual waiting."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Call = tuple[str, str, dict[str, Any] | None]
 
 
 @pytest.mark.slow
-def test_a_crowd_that_looks_is_answered(coordinator: Served) -> None:
+def test_concurrent_reads_are_answered(coordinator: Served) -> None:
     about = f"/v1/federations/{coordinator.federation()}"
     paths = ["/v1/hello", "/v1/tokens", about, f"{about}/plan", f"{about}/rounds", f"{about}/clients"]
     calls: list[Call] = [("GET", path, None) for path in paths]
@@ -25,7 +25,7 @@ def test_a_crowd_that_looks_is_answered(coordinator: Served) -> None:
 
 
 @pytest.mark.slow
-def test_a_crowd_that_writes_and_looks_is_answered(coordinator: Served) -> None:
+def test_concurrent_reads_and_writes_are_answered(coordinator: Served) -> None:
     federation_id = coordinator.federation()
     calls: list[Call] = []
     for one in range(AT_ONCE // 3):

@@ -18,7 +18,7 @@ from tests.served import Served, slug
 
 
 @pytest.mark.slow
-def test_a_database_that_is_down_is_said_and_a_client_is_told_when_to_come_back(
+def test_an_unavailable_database_is_answered_503(
     serve: Callable[..., Served],
 ) -> None:
     with PostgresServer() as server:
@@ -45,7 +45,7 @@ def _past_sqlalchemy(session: Session) -> None:
 
 
 @pytest.mark.parametrize("write", [_in_sql, _past_sqlalchemy])
-def test_a_database_without_space_is_told_from_one_that_is_down(
+def test_a_full_database_is_answered_507(
     fresh_database: Callable[[str], str], write: Callable[[Session], None]
 ) -> None:
     database = Database(fresh_database("sqlite"))

@@ -1,4 +1,4 @@
-"""Adapters of models with 80 and 126 layers, in their real shapes, in two rounds of a real coordinator."""
+"""Adapters of models with 80 and 126 layers, in real shapes, in two rounds over HTTP."""
 
 from __future__ import annotations
 
@@ -210,7 +210,7 @@ def test_lora_of_a_deep_model_is_averaged(enrol: Enrol, model: Model) -> None:
 
 
 @pytest.mark.parametrize("strategy", ["fedex_lora", "flora"])
-def test_base_deltas_of_a_deep_model_reach_every_client(enrol: Enrol, model: Model, strategy: str) -> None:
+def test_base_deltas_of_a_deep_model_are_exact(enrol: Enrol, model: Model, strategy: str) -> None:
     clients = enrol(strategy, model)
     wanted = {module: np.float32(0) for module in model.sampled}
     adapters: list[Mapping[str, Values]] = []

@@ -1,4 +1,4 @@
-"""Agents on two base models share P and Q with everybody, LoRA among their own kind, and keep the rest."""
+"""Agents on two base models: P and Q shared by all, LoRA by equal models, the rest private."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def trained(agent: AgentProcess) -> TrainingResult:
     return TrainingResult.from_bytes(file.read_bytes())
 
 
-def sent(agent: AgentProcess) -> dict[str, np.ndarray]:
+def stored_update(agent: AgentProcess) -> dict[str, np.ndarray]:
     """What the coordinator holds of an agent after round 1: what was trained, in the recipe's few bits."""
     file = agent.file(1, "sent.safetensors")
     assert file is not None, agent.log
@@ -51,7 +51,7 @@ def served_after(agent: AgentProcess) -> dict[str, np.ndarray]:
     return read_weights(file.read_bytes(), {n: v.shape for n, v in trained(agent).adapter.items()})
 
 
-def test_two_base_models_share_what_means_the_same_in_both(
+def test_base_models_share_pq_and_not_lora(
     fresh_database: Callable[[str], str], serve: Callable[..., Served], tmp_path: Path
 ) -> None:
     served = serve(fresh_database("sqlite"), tick_seconds=0.05, retry_seconds=0.2)
@@ -85,8 +85,8 @@ def test_two_base_models_share_what_means_the_same_in_both(
         )
         for name, values in served_after(agent).items():
             if name.startswith("l"):
-                expected = sent(own[agent.name])[name]
+                expected = stored_update(own[agent.name])[name]
             else:
-                expected = sum(weights[agent.name][peer.name] * sent(peer)[name] for peer in agents)
+                expected = sum(weights[agent.name][peer.name] * stored_update(peer)[name] for peer in agents)
             np.testing.assert_allclose(values, expected, rtol=1e-5, atol=1e-7, err_msg=f"{agent.name} {name}")
     assert 0 < weights["cedar"]["aster"] < 1

@@ -1,4 +1,4 @@
-"""The methods for ordinary LoRA, end to end: two real agents, three rounds over HTTP."""
+"""The methods for ordinary LoRA, end to end: two agents, three rounds over HTTP."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def served_weights(agent: AgentProcess, number: int) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize(("strategy", "sent"), [("ffa_lora", "B"), ("fedsa_lora", "A")])
-def test_half_of_the_adapter_travels_and_the_rest_stays(run: Run, strategy: str, sent: str) -> None:
+def test_one_factor_is_shared_and_one_stays_private(run: Run, strategy: str, sent: str) -> None:
     agents = run(strategy)
     for agent in agents:
         assert {factor_of(name) for name in layout(agent)} == {sent}
@@ -87,7 +87,7 @@ def test_half_of_the_adapter_travels_and_the_rest_stays(run: Run, strategy: str,
     assert all(same) if strategy == "ffa_lora" else not any(same)
 
 
-def test_lora_fair_serves_a_b_that_makes_up_for_the_cross_terms(run: Run) -> None:
+def test_lora_fair_reduces_the_error_of_cross_terms(run: Run) -> None:
     agents = run("lora_fair", ridge=1e-4)
     for agent in agents:
         served = served_weights(agent, 3)
@@ -100,7 +100,7 @@ def test_lora_fair_serves_a_b_that_makes_up_for_the_cross_terms(run: Run) -> Non
             assert error < np.linalg.norm(b @ a - ideal)
 
 
-def what_acts(agent: AgentProcess, number: int) -> dict[str, np.ndarray]:
+def effective_changes(agent: AgentProcess, number: int) -> dict[str, np.ndarray]:
     """Give what a round's weights have made of the base model: B A and the fold, by module."""
     fold = agent.file(number, "fold.safetensors")
     assert fold is not None, agent.log
@@ -155,12 +155,12 @@ def written(weight: dict[str, np.ndarray]) -> Callable[[Silo], AbstractContextMa
 
 
 @pytest.mark.parametrize("strategy", ["fedex_lora", "flora"])
-def test_every_model_becomes_the_mean_of_what_all_have_learnt(run: Run, strategy: str) -> None:
+def test_models_become_the_mean_of_all_changes(run: Run, strategy: str) -> None:
     agents = run(strategy)
     one = agents[0]
     bare = logits(one, written({}))
     for trained_in, served_for in ((2, 3), (3, None)):
-        before, served = what_acts(one, trained_in), served_adapter(one, trained_in)
+        before, served = effective_changes(one, trained_in), served_adapter(one, trained_in)
         sent = [trained(agent, trained_in).adapter for agent in agents]
         wanted = {
             module: before[module]
@@ -176,7 +176,7 @@ def test_every_model_becomes_the_mean_of_what_all_have_learnt(run: Run, strategy
             )
 
 
-def test_agents_of_different_ranks_take_part_and_prune_by_themselves(run: Run) -> None:
+def test_het_lora_agents_prune_their_own_ranks(run: Run) -> None:
     aster, birch = run("het_lora", ranks={"birch": 3}, r_min=2, decay=0.75, pruning=10.0)
     ranks = [[len(trained(agent, n).adapter["l0.v.A"]) for n in (2, 3)] for agent in (aster, birch)]
     for of_agent, first in zip(ranks, (4, 3), strict=True):

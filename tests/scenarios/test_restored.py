@@ -1,4 +1,4 @@
-"""A backup is restored under agents that have seen more: they refuse, people accept, and rounds go on."""
+"""A restored backup under agents with newer rounds: refusal, acceptance by persons, and further rounds."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def accepted(agent: AgentProcess, *options: str) -> subprocess.CompletedProcess[
     return tessera("agent", "accept-restored", "--config", agent.folder / "silo.toml", *options)
 
 
-def test_agents_refuse_a_restored_coordinator_until_their_people_accept_it(
+def test_agents_refuse_a_restored_coordinator_until_acceptance(
     fresh_database: Callable[[str], str], serve: Callable[..., Served], tmp_path: Path
 ) -> None:
     url = fresh_database("sqlite")

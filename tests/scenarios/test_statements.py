@@ -1,4 +1,4 @@
-"""How much a request asks of the database: statements are what a small round costs."""
+"""Statements and transactions of a request in a small round."""
 
 from __future__ import annotations
 
@@ -74,9 +74,7 @@ def second_round(coordinator: Served) -> list[Silo]:
     return silos
 
 
-def test_a_request_of_a_round_asks_the_database_no_more_than_this(
-    second_round: list[Silo], backend: str
-) -> None:
+def test_requests_of_a_round_keep_their_statement_budget(second_round: list[Silo], backend: str) -> None:
     first, *others = second_round
     with counted() as current:
         assert first.http.get(url(first, 2).replace("/2", "/current")).status_code == 200

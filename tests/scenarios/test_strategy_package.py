@@ -1,4 +1,4 @@
-"""A strategy from a package of its own: installed by pip, planned by name, run by real agents."""
+"""A strategy from a separate package: installed by pip, named in a plan, run by agents."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_agents_run_rounds_of_an_installed_strategy(
 
 
 @pytest.mark.slow
-def test_an_agent_without_the_package_names_what_is_missing(
+def test_an_agent_without_the_package_names_it(
     site: Path, installed: Path, coordinator: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     served = coordinator
@@ -107,7 +107,7 @@ def uninstall(monkeypatch: pytest.MonkeyPatch) -> None:
     forget()
 
 
-def test_a_federation_of_an_uninstalled_strategy_is_shown_and_waits(
+def test_federations_of_an_uninstalled_strategy_are_shown(
     installed: Path, database_url: str, serve: Callable[..., Served], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     served = serve(database_url, tick_seconds=0.05, retry_seconds=0.1, lease_seconds=1.0)
@@ -127,7 +127,7 @@ def test_a_federation_of_an_uninstalled_strategy_is_shown_and_waits(
     assert int(refusal.headers["Retry-After"]) > 0
 
 
-def test_a_package_with_other_options_makes_its_federations_wait(
+def test_federations_with_incompatible_options_are_shown(
     installed: Path, coordinator: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     federation_id = coordinator.federation(**PLAN)
@@ -147,7 +147,7 @@ def add_package(folder: Path, monkeypatch: pytest.MonkeyPatch, *, name: str, pac
     forget()
 
 
-def test_two_packages_of_one_name_are_refused_when_that_name_is_used(
+def test_duplicate_strategy_names_are_refused_on_use(
     installed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     add_package(tmp_path, monkeypatch, name="halfway", package="another")
@@ -178,9 +178,7 @@ def test_a_package_that_cannot_be_imported_is_named(tmp_path: Path, monkeypatch:
     forget()
 
 
-def test_a_package_does_not_replace_a_strategy_of_tessera(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_package_cannot_replace_a_shipped_strategy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     add_package(tmp_path, monkeypatch, name="fedavg", package="not_fedavg")
     assert opening.load("fedavg").strategy.__module__ == "coordinator.strategies.fedavg"
     assert opening.load("fedavg").options is OWN_STRATEGIES["fedavg"]

@@ -1,4 +1,4 @@
-"""The example package with TRL's trainers: installed by pip, named in silo.toml, run by real agents."""
+"""The example package with TRL's trainers: installed by pip, named in silo.toml, run by agents."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def preferences(folder: Path) -> Path:
 
 
 @pytest.mark.timeout(600)
-def test_adapters_of_sft_and_dpo_are_scored_and_sent(
+def test_sft_and_dpo_adapters_are_scored_and_sent(
     site: Path, coordinator: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(

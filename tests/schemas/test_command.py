@@ -1,4 +1,4 @@
-"""The command line as a whole: its version, completion in shells, and what it says to install."""
+"""The command line: its version, completion in shells, and its advice to install."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str
     )
 
 
-def test_version_is_that_of_the_project() -> None:
+def test_the_version_is_that_of_the_project() -> None:
     done = _run("--version")
     version = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["version"]
     assert done.stdout == f"tessera {version}\n"
@@ -44,7 +44,7 @@ def test_completion_is_installed_in_the_users_shell(shell: str, tmp_path: Path) 
 
 
 @pytest.mark.slow
-def test_a_shell_is_told_commands_and_their_options() -> None:
+def test_completion_offers_commands_and_options() -> None:
     def completed(line: str) -> list[str]:
         words = line.split(" ")
         environment = {
@@ -59,7 +59,7 @@ def test_a_shell_is_told_commands_and_their_options() -> None:
     assert "--strategy" in completed("tessera federation create --st")
 
 
-def test_nobody_is_told_to_install_a_name_that_is_not_published() -> None:
+def test_unpublished_package_names_are_never_advised() -> None:
     """Whoever registers the name on a package index would run code wherever the advice is followed."""
     pattern = re.compile(r"tessera-fl\[|pip install (-\S+ )*['\"]?tessera")
     ours = ("schemas", "coordinator", "client_agent", "studies", "migrations", "examples", "benchmarks")

@@ -1,4 +1,4 @@
-"""The help of every command at 80 columns, and the order of the commands in it."""
+"""The help of commands at 80 columns, and their order in it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def paths(command: object, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ..
             yield from paths(child, (*path, name))
 
 
-def shown(*path: str) -> str:
+def help_page(*path: str) -> str:
     output = StringIO()
     with redirect_stdout(output):
         TESSERA.main([*path, "--help"], prog_name="tessera", standalone_mode=False)
@@ -50,7 +50,7 @@ def broken_early(page: str) -> list[str]:
 
 def panels(*path: str) -> dict[str, list[str]]:
     """Return the commands of a group by the title of their panel."""
-    parts = re.split(r"╭─ ([A-Z]\w+) ─+╮", shown(*path))
+    parts = re.split(r"╭─ ([A-Z]\w+) ─+╮", help_page(*path))
     titles = dict(zip(parts[1::2], parts[2::2], strict=True))
     return {
         title: re.findall(r"^│ (\S+)", body, re.MULTILINE)
@@ -71,7 +71,7 @@ def marked_up(command: object, path: tuple[str, ...] = ()) -> Iterator[str]:
             yield from marked_up(child, (*path, name))
 
 
-def test_no_word_of_help_is_read_as_markup() -> None:
+def test_help_contains_no_markup() -> None:
     assert not list(marked_up(TESSERA))
 
 
@@ -80,14 +80,14 @@ def test_no_word_of_help_is_read_as_markup() -> None:
     ["serve", "federation create", "round watch", "compare", "agent run", "agent check", "agent export"],
 )
 def test_the_most_used_commands_show_an_example(command: str) -> None:
-    assert f"`tessera {command} " in " ".join(shown(*command.split()).split())
+    assert f"`tessera {command} " in " ".join(help_page(*command.split()).split())
 
 
 @pytest.mark.slow
 def test_paragraphs_of_help_fill_eighty_columns() -> None:
     every = list(paths(TESSERA))
     assert len(every) > 40
-    assert not {" ".join(path): lines for path in every if (lines := broken_early(shown(*path)))}
+    assert not {" ".join(path): lines for path in every if (lines := broken_early(help_page(*path)))}
 
 
 @pytest.mark.parametrize(
@@ -97,11 +97,11 @@ def test_paragraphs_of_help_fill_eighty_columns() -> None:
         ("Choose:\n\n- a thing\n- another\n  thing", "Choose:\n\n- a thing\n- another\n  thing"),
     ],
 )
-def test_paragraph_is_one_line_and_a_list_stays_a_list(docstring: str, text: str) -> None:
+def test_paragraphs_are_unwrapped_and_lists_are_not(docstring: str, text: str) -> None:
     assert unwrapped(docstring) == text
 
 
-def test_agent_commands_come_as_one_meets_them() -> None:
+def test_agent_commands_have_the_order_of_use() -> None:
     shown_panels = panels("agent")
     assert shown_panels["Commands"][:9] == [
         "init",
@@ -118,7 +118,7 @@ def test_agent_commands_come_as_one_meets_them() -> None:
     assert set(shown_panels["Alignment"]) == {"align", "alignment-test", "write-anchors", "make-pivot-pack"}
 
 
-def test_operator_commands_come_as_one_meets_them() -> None:
+def test_operator_commands_have_the_order_of_use() -> None:
     assert panels()["Coordinator"] == ["serve", "ready", "migrate", "backup", "payloads"]
     assert panels()["Operator"] == [
         "federation",

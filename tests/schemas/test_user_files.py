@@ -1,4 +1,4 @@
-"""Files that people name: byte order marks, other encodings, and targets that cannot be written."""
+"""Files of users: byte order marks, other encodings, and unwritable targets."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PLAN = json.dumps({"name": "x", "strategy": {"name": "fedavg"}})
 BOM = "\ufeff"
 
 
-def test_byte_order_mark_is_read_over_everywhere(tmp_path: Path) -> None:
+def test_a_byte_order_mark_is_ignored(tmp_path: Path) -> None:
     plan, silo = tmp_path / "plan.json", config(tmp_path)
     plan.write_text(BOM + PLAN)
     silo.write_text(BOM + silo.read_text())
@@ -36,7 +36,7 @@ def test_byte_order_mark_is_read_over_everywhere(tmp_path: Path) -> None:
     assert read_settings(silo).threads == 1
 
 
-def test_utf_16_is_named(tmp_path: Path) -> None:
+def test_utf_16_is_named_in_the_error(tmp_path: Path) -> None:
     file, silo = tmp_path / "plan.json", tmp_path / "silo.toml"
     file.write_text(PLAN, "utf-16")
     silo.write_text("threads = 1", "utf-16")

@@ -1,4 +1,4 @@
-"""Counts of a member that lies: commitments to any values, with proofs as good as it can make them."""
+"""Counts of a dishonest member: commitments to any values, with proofs of the nearest counts."""
 
 from __future__ import annotations
 

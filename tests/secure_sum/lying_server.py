@@ -1,4 +1,4 @@
-"""A coordinator that lies with colluding members, and what both can compute from all that they have seen.
+"""A dishonest coordinator with colluding members, and the sums that they can compute together.
 
 The honest side is the product's own `Member` with all its checks. The colluders' messages are made by hand:
 their mask keys are copies of honest members' ones, so that masks of different pairs might be equal.

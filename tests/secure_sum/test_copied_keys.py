@@ -1,4 +1,4 @@
-"""Colluders who advertise an honest member's key in another spelling open no smaller sum.
+"""Colluders that advertise an honest member's key in another encoding: no smaller sum is opened.
 
 The checks of keys and the derivation of masks are two defences; each is tested without the other one.
 """
@@ -71,7 +71,7 @@ def test_members_notice_a_copied_key(scene: str, copy: str) -> None:
 
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize(("scene", "copy"), PLAYED)
-def test_a_copied_key_opens_nothing_by_itself(scene: str, copy: str) -> None:
+def test_an_unchecked_copied_key_opens_nothing(scene: str, copy: str) -> None:
     server = LyingServer(SCENES[scene][0], COPIES[copy])
     server.run()
     assert list(server.opened()) == []
@@ -79,7 +79,9 @@ def test_a_copied_key_opens_nothing_by_itself(scene: str, copy: str) -> None:
 
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize(("scene", "copy"), RESPELT)
-def test_masks_of_secrets_alone_would_cancel(scene: str, copy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_masks_without_positions_and_keys_cancel(
+    scene: str, copy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The attack works on masks that do not depend on positions and keys: the tests above play it."""
     monkeypatch.setattr(agreement, "_pair", lambda *_: b"")
     server = LyingServer(SCENES[scene][0], COPIES[copy])
@@ -88,7 +90,7 @@ def test_masks_of_secrets_alone_would_cancel(scene: str, copy: str, monkeypatch:
 
 
 @pytest.mark.parametrize("scene", SCENES)
-def test_colluders_open_the_sum_of_all_honest_members_only(scene: str) -> None:
+def test_colluders_open_only_the_sum_of_honest_members(scene: str) -> None:
     """With keys of their own they learn one sum, of at least minimum - k honest members."""
     played = SCENES[scene][0]
     server = LyingServer(played, lambda _, own: (own.channel.public, own.mask.public))
@@ -99,7 +101,7 @@ def test_colluders_open_the_sum_of_all_honest_members_only(scene: str) -> None:
 
 
 @pytest.mark.usefixtures("unchecked")
-def test_one_key_of_two_identities_opens_no_less_than_all() -> None:
+def test_a_key_of_two_identities_opens_no_less() -> None:
     shared = SecretKey(b"\x05" * 32)
     server = LyingServer(SCENES["one of seven"][0], lambda _, own: (own.channel.public, shared.public))
     server.colluders = {n: Colluder(own.channel, shared) for n, own in server.colluders.items()}
@@ -107,7 +109,7 @@ def test_one_key_of_two_identities_opens_no_less_than_all() -> None:
     assert list(server.opened()) == [(0, 1, 2)]
 
 
-def test_one_key_of_two_identities_is_noticed() -> None:
+def test_a_key_of_two_identities_is_refused() -> None:
     shared = SecretKey(b"\x05" * 32)
     server = LyingServer(SCENES["one of seven"][0], lambda _, own: (own.channel.public, shared.public))
     with pytest.raises(SessionAborted, match="public keys are equal"):
@@ -124,13 +126,13 @@ def test_a_key_of_an_earlier_session_opens_nothing() -> None:
 
 
 @pytest.mark.usefixtures("unchecked")
-def test_a_colluder_with_a_copied_channel_key_cannot_share() -> None:
+def test_a_copied_channel_key_cannot_decrypt_shares() -> None:
     server = LyingServer(SCENES["a pair"][0], lambda victim, own: (_torsion(victim.c), own.mask.public))
     with pytest.raises(SessionAborted, match="do not decrypt"):
         server.run()
 
 
-def test_all_spellings_of_a_key_are_equal() -> None:
+def test_spellings_of_a_key_are_equal() -> None:
     """P + T for every T of small order; X25519 tells none of them from P."""
     secret, peer = new_secret_key(), new_secret_key()
     respelled = spellings(secret.public)
@@ -151,7 +153,7 @@ def _unusable() -> Iterator[bytes]:
     yield from (bytes(31), bytes(33), b"")
 
 
-def test_keys_that_are_weak_or_not_canonical_are_refused() -> None:
+def test_weak_and_noncanonical_keys_are_refused() -> None:
     for public in _unusable():
         with pytest.raises(SecureSumError):
             require_distinct([public])
@@ -168,7 +170,7 @@ def test_the_coordinator_refuses_a_copied_key_at_once(copy: str) -> None:
         intake.check_keys(session.terms, 1, step, [first])
 
 
-def test_a_secret_is_checked_against_the_key_as_sent() -> None:
+def test_a_respelled_mask_key_prevents_opening() -> None:
     """A respelled key has no private key: nothing is rebuilt for a member that advertised it."""
     session = session_until(5, stops={4: 2})
     sent: KeysStep = session.keys[4]

@@ -1,4 +1,4 @@
-"""Proofs of counts: each is 0 or 1, they are few enough, and their sums open to nothing else."""
+"""Proofs of counts: bits, few choices, and sums with one opening."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_allowed_counts_are_proved(choices: int | None) -> None:
 
 @pytest.mark.parametrize("value", [2, 3, -1, ORDER - 2, 128])
 @pytest.mark.parametrize("place", [0, 3])
-def test_other_value_than_a_bit_is_refused(value: int, place: int) -> None:
+def test_a_count_that_is_no_bit_is_refused(value: int, place: int) -> None:
     counts = [0, 1, 0, 0]
     counts[place] = value
     with pytest.raises(SecureSumError, match="each count is 0 or 1"):
@@ -104,7 +104,7 @@ def test_too_many_choices_are_refused() -> None:
         verify_counts(terms(), 1, forged_counts(terms(), 1, [1, 1, 1, 0], blindings(), identity(1)))
 
 
-def test_reject_is_no_choice() -> None:
+def test_reject_does_not_count_as_a_choice() -> None:
     verify_counts(terms(), 1, proved_counts(terms(), 1, [1, 1, 0, 1], blindings(), identity(1)))
     require_choice(terms(), [1, 1, 0, 1])
 
@@ -141,7 +141,7 @@ def test_another_members_proof_is_refused() -> None:
         verify_counts(terms(), 2, copied)
 
 
-def test_every_part_of_a_message_counts() -> None:
+def test_a_change_of_a_message_is_refused() -> None:
     body = proved_counts(terms(), 1, [1, 0, 0, 0], blindings(), identity(1))[:-SIGNATURE]
     for begin in range(0, len(body), 32):
         changed = bytearray(body)
@@ -170,7 +170,7 @@ def test_points_off_the_curve_are_refused() -> None:
             verify_counts(terms(), 1, signed_again(terms(), 1, changed + body[32:]))
 
 
-def test_scalars_are_canonical() -> None:
+def test_noncanonical_scalars_are_refused() -> None:
     body = proved_counts(terms(), 1, [1, 0, 0, 0], blindings(), identity(1))[:-SIGNATURE]
     refused = 0
     for begin in range(32 * len(GROUPS), len(body), 32):
@@ -183,7 +183,7 @@ def test_scalars_are_canonical() -> None:
 
 
 @pytest.mark.parametrize("change", [b"", b"\0"], ids=["cut", "longer"])
-def test_other_lengths_are_refused(change: bytes) -> None:
+def test_messages_of_another_length_are_refused(change: bytes) -> None:
     message = proved_counts(terms(), 1, [1, 0, 0, 0], blindings(), identity(1))
     with pytest.raises(SecureSumError, match="counts have"):
         verify_counts(terms(), 1, message[:-1] if not change else message + change)
@@ -218,7 +218,7 @@ def test_sums_open_to_the_counts(uses: list[list[bool]], seed: int) -> None:
             require_opened(texts, groups, openings | {name: encode(encode_scalar(7))})
 
 
-def test_openings_are_canonical() -> None:
+def test_noncanonical_openings_are_refused() -> None:
     texts = {"x1": encode(commit(3, 9))}
     require_opened(texts, {"x1": 3}, {"x1": encode(encode_scalar(9))})
     with pytest.raises(SecureSumError, match="below the order"):
@@ -227,7 +227,7 @@ def test_openings_are_canonical() -> None:
         require_opened(texts, {"x1": 3}, {})
 
 
-def test_blinding_that_is_no_mask_spoils_the_sum() -> None:
+def test_a_wrong_blinding_is_a_spoilt_sum() -> None:
     with pytest.raises(SumOutOfRange, match="a member spoilt"):
         opened_counts([commit(1, 10)], [11], 5)
     with pytest.raises(SumOutOfRange):

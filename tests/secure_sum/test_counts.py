@@ -1,4 +1,4 @@
-"""Counts before a sum: exact, taken once, and no group is summed that may have too few members."""
+"""Counts before a sum: exact, once per round, and without groups below k_min."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_masked_counts_are_exact(bits: int) -> None:
 
 
 @pytest.mark.parametrize("value", [-1, 1, most(16) - 1, -most(16), 5 * most(16)])
-def test_spoilt_counts_are_no_counts(value: int) -> None:
+def test_spoilt_counts_are_refused(value: int) -> None:
     with pytest.raises(SumOutOfRange, match="spoilt"):
         decoded_counts(("x0", "x1"), np.array([4 * most(16), value]), 4, 16)
 
@@ -71,7 +71,7 @@ def bank_layout() -> dict[str, tuple[int, ...]]:
     return in_order(shapes | experts)
 
 
-def test_a_sum_has_segments_of_the_groups_that_it_sums() -> None:
+def test_a_sum_has_segments_of_its_groups() -> None:
     layout, wanted = bank_layout(), plan(weigh_up_to=100)
     plain = segments_of(wanted, {name: shape for name, shape in layout.items() if name[0] == "l"})
     assert segments_of(wanted, layout) == plain
@@ -102,7 +102,7 @@ def test_an_experts_segment_has_its_tensors_in_order() -> None:
     assert [segment_of(name) for name in ("l0.q.A", "x0.l0.q.A", "x3.b0.q.P")] == ["A", "A", "x3.P"]
 
 
-def test_k_min_is_three_with_masks_and_free_without() -> None:
+def test_k_min_is_at_least_three_with_masks() -> None:
     summed = plan().privacy.secure_sum
     assert summed is not None
     assert summed.k_min == 3
@@ -135,7 +135,7 @@ def _expected(counts: SumCounts) -> dict[str, object]:
 @pytest.mark.parametrize(
     ("masked", "is_refused"), [(5, False), (4, True)], ids=["all in the sum", "one member lost after step 1"]
 )
-def test_a_group_that_may_have_too_few_members_is_not_unmasked(masked: int, is_refused: bool) -> None:
+def test_a_group_below_k_min_is_not_unmasked(masked: int, is_refused: bool) -> None:
     """k_min = 3, counts of 5 and 3: an absent member may be of the second group, and 2 could remain."""
     counts = _counts(5, 3)
     stops = {4: 2} if masked == 4 else {}
@@ -148,7 +148,7 @@ def test_a_group_that_may_have_too_few_members_is_not_unmasked(masked: int, is_r
         session.step_confirm()
 
 
-def test_members_lost_since_the_counts_are_members_that_a_group_may_lack() -> None:
+def test_members_lost_since_the_counts_may_be_absent() -> None:
     counts = _counts(6, 3)
     session = Session(_grouped(5, 1, counts), inputs_of(5), {}, _expected(counts))
     session.play(3)
@@ -187,14 +187,14 @@ def test_terms_that_contradict_the_counts_are_refused(lie: dict[str, object], re
     ],
     ids=["a stranger in the sum", "a group that was not counted", "more users than members"],
 )
-def test_counts_that_cannot_be_are_refused(counts: SumCounts, reason: str) -> None:
+def test_impossible_counts_are_refused(counts: SumCounts, reason: str) -> None:
     """A stranger makes `lost` too small: of a group's three members, one alone could be in the sum."""
     terms = _grouped(3, 0, counts)
     with pytest.raises(TermsRefused, match=reason):
         accept_terms(terms, expectation_of(terms, 0, **_expected(counts)))
 
 
-def test_counts_of_other_clients_than_were_confirmed_are_refused() -> None:
+def test_counts_of_unconfirmed_clients_are_refused() -> None:
     counts, confirmed = _counts(5, 5), _counts(6, 5)
     terms = _grouped(5, 0, counts)
     expected = _expected(counts) | {"counted": tuple(confirmed.counted)}
@@ -202,7 +202,7 @@ def test_counts_of_other_clients_than_were_confirmed_are_refused() -> None:
         accept_terms(terms, expectation_of(terms, 0, **expected))
 
 
-def test_a_member_with_groups_takes_part_in_no_sum_before_counts() -> None:
+def test_sums_with_groups_require_counts() -> None:
     plain, grouped = terms_of(5), terms_of(5, segments=GROUPED)
     with pytest.raises(TermsRefused, match="were not"):
         accept_terms(plain, expectation_of(plain, 0, groups=("x0", "x1")))
@@ -210,7 +210,7 @@ def test_a_member_with_groups_takes_part_in_no_sum_before_counts() -> None:
         accept_terms(grouped, expectation_of(grouped, 0))
 
 
-def test_counts_refer_to_no_counts() -> None:
+def test_counts_that_refer_to_counts_are_refused() -> None:
     terms = terms_of(5, kind="counts", counts=DIGEST)
     with pytest.raises(TermsRefused, match="counts come first"):
         accept_terms(terms, expectation_of(terms, 0, kind="counts"))

@@ -1,4 +1,4 @@
-"""Members that lie: their message is rejected, or the sum is right, or nothing is opened."""
+"""Dishonest members: a refused message, a correct sum, or no opened sum."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from schemas.secure_sum.errors import MessageRefused, SharesInconsistent, SumOut
 from tests.secure_sum.scene import Session, inputs_of, session_until, terms_of
 
 
-def test_confirmations_of_other_sets_or_by_others_are_rejected() -> None:
+def test_confirmations_of_other_sets_or_members_are_refused() -> None:
     session = session_until(4, stops={4: 2})
     other = session.members[0].confirm(session.shared[0], range(5))
     for position, step in ((0, other), (1, session.confirmed[0]), (4, session.confirmed[0])):
@@ -36,7 +36,7 @@ def _with_bad_shares(session: Session, liars: list[int]) -> None:
 
 
 @pytest.mark.parametrize("liar", [0, 1, 2, 4, 5, 6, 7])
-def test_a_bad_share_is_gone_around_and_its_holder_named(liar: int) -> None:
+def test_a_bad_share_is_avoided_and_blamed(liar: int) -> None:
     session = session_until(5, members=8, stops={3: 2})
     _with_bad_shares(session, [liar])
     opened = opened_keys(
@@ -47,14 +47,14 @@ def test_a_bad_share_is_gone_around_and_its_holder_named(liar: int) -> None:
     assert np.array_equal(session.open(), session.expected())
 
 
-def test_a_bad_share_among_exactly_t_opens_nothing_and_names_nobody() -> None:
+def test_a_bad_share_among_t_opens_nothing() -> None:
     session = session_until(5, stops={4: 2})
     _with_bad_shares(session, [1])
     with pytest.raises(SharesInconsistent):
         session.open()
 
 
-def test_shares_that_their_owner_made_wrong_open_nothing() -> None:
+def test_shares_of_another_secret_open_nothing() -> None:
     """A member distributes shares of another secret than it committed to: it cannot make others be blamed."""
     session = session_until(1)
     for n in range(5):
@@ -74,7 +74,7 @@ def test_shares_that_their_owner_made_wrong_open_nothing() -> None:
         session.open()
 
 
-def test_a_sum_that_members_cannot_have_sent_is_noticed() -> None:
+def test_an_impossible_sum_is_refused() -> None:
     session = session_until(2)
     modulus = Modulus(session.terms.modulus)
     words = [np.full(20, 2**22, modulus.word), *(np.zeros(20, modulus.word) for _ in range(4))]

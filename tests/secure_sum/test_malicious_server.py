@@ -1,4 +1,4 @@
-"""A server that lies: honest members stop before they have sent what would reveal an input."""
+"""A dishonest server: honest members stop before their input can be revealed."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ TERMS: dict[str, dict[str, object]] = {
 
 
 @pytest.mark.parametrize("lie", TERMS)
-def test_terms_that_differ_from_the_members_own_view_are_refused(lie: str) -> None:
+def test_terms_that_contradict_a_member_are_refused(lie: str) -> None:
     honest = terms_of(5)
     with pytest.raises(TermsRefused):
         accept_terms(terms_of(5, **TERMS[lie]), expectation_of(honest, 0))
@@ -84,7 +84,7 @@ def test_terms_of_another_server_are_refused() -> None:
 
 
 @pytest.mark.parametrize("kind", ["sum", "counts"])
-def test_a_spent_member_refuses_a_second_session_of_the_kind(kind: str) -> None:
+def test_members_refuse_a_second_session_of_a_kind(kind: str) -> None:
     terms = terms_of(5, session=2, kind=kind)
     accept_terms(terms, expectation_of(terms, 0, kind=kind))
     with pytest.raises(TermsRefused, match="already"):
@@ -199,7 +199,7 @@ def test_wrong_sets_of_masked_vectors_are_refused(members: list[int]) -> None:
         session.members[0].accept_masked(MaskedAnswer(members=members), session.shared[0])
 
 
-def test_members_who_were_shown_different_sums_do_not_unmask() -> None:
+def test_members_with_different_sets_do_not_unmask() -> None:
     """The server says to half of them that member 4 is lost, to obtain shares of both of its secrets."""
     session = session_until(3)
     for n in range(5):

@@ -1,4 +1,4 @@
-"""Shamir's sharing, masks, key agreement and the encoding: known answers, properties, refusals."""
+"""Shamir's secret sharing, masks, key agreement and encoding: known answers, properties, errors."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_the_modulus_of_shamir_is_prime() -> None:
 
 
 @pytest.mark.parametrize(("threshold", "members"), [(1, 1), (2, 3), (3, 5), (5, 5)])
-def test_any_t_shares_give_the_secret(threshold: int, members: int) -> None:
+def test_t_shares_reconstruct_the_secret(threshold: int, members: int) -> None:
     secret = bytes(range(32))
     shares = shamir.split(secret, threshold, members)
     for positions in combinations(range(members), threshold):
@@ -53,7 +53,7 @@ def test_any_t_shares_give_the_secret(threshold: int, members: int) -> None:
         assert shamir.combine({n: shares[n] for n in positions}, weights) == secret
 
 
-def test_fewer_shares_fit_any_secret() -> None:
+def test_fewer_than_t_shares_fit_any_secret() -> None:
     """With t - 1 shares, every other secret has a polynomial through them: here one is constructed."""
     shares = shamir.split(b"\x01" * 32, 3, 5)
     other = 12345
@@ -96,7 +96,7 @@ def test_the_keystream_is_aes_256_in_counter_mode() -> None:
     assert keystream(bytes(32), U4, 4).tobytes().hex() == "dc95c078a2408989ad48a21492842087"
 
 
-def test_every_bit_of_a_key_changes_its_mask() -> None:
+def test_masks_depend_on_all_bits_of_the_key() -> None:
     masks = {keystream(bytes(32), U4, 8).tobytes()}
     for bit in range(256):
         masks.add(keystream((1 << bit).to_bytes(32, "big"), U4, 8).tobytes())
@@ -133,7 +133,7 @@ def _member(position: int, channel: SecretKey, mask: SecretKey) -> AdvertisedKey
     return AdvertisedKeys(position, channel.public, mask.public)
 
 
-def test_both_members_of_a_pair_derive_the_same_key_and_only_for_their_session() -> None:
+def test_an_agreed_key_depends_on_pair_and_session() -> None:
     """Every part of what both have advertised changes the key."""
     c, s, d, u, fresh = (new_secret_key() for _ in range(5))
     first, second = _member(3, c, s), _member(7, d, u)
@@ -154,7 +154,7 @@ def test_both_members_of_a_pair_derive_the_same_key_and_only_for_their_session()
     assert len(changed | {key}) == 10
 
 
-def test_a_derived_key_is_hkdf_of_the_shared_secret() -> None:
+def test_an_agreed_key_is_hkdf_of_the_secret() -> None:
     """RFC 5869, spelt out: one block of HMAC(HMAC(salt, secret), info || 1)."""
     c, s, d, u = (SecretKey(bytes([n]) * 32) for n in range(1, 5))
     peer = X25519PublicKey.from_public_bytes(u.public)
@@ -167,7 +167,7 @@ def test_a_derived_key_is_hkdf_of_the_shared_secret() -> None:
     assert expanded == "8fb37a4bc617f26d10ca788f4379c539a95de767b8c068c35aeb2ce60ccae82b"
 
 
-def test_a_self_mask_is_of_its_seed_and_session() -> None:
+def test_a_self_mask_depends_on_seed_and_session() -> None:
     extracted = hmac.new(b"tessera-secagg-v2", b"b" * 32, hashlib.sha256).digest()
     info = b"self\0\0\0\0" + b"\xab" * 32
     expanded = hmac.new(extracted, info + b"\x01", hashlib.sha256).hexdigest()
@@ -188,7 +188,7 @@ def test_a_ciphertext_is_for_one_pair_and_context() -> None:
 @given(
     st.lists(st.floats(-3, 3, width=32), min_size=1, max_size=50), st.sampled_from([8, 16]), st.integers(0, 9)
 )
-def test_rounding_moves_a_value_by_less_than_a_step(values: list[float], bits: int, seed: int) -> None:
+def test_rounding_errors_are_below_one_step(values: list[float], bits: int, seed: int) -> None:
     array = np.array(values, np.float32)
     encoded = quantise(array, 2 << 20, bits, seed=bytes([seed]) * 32)
     assert np.abs(encoded).max() <= most(bits)
@@ -203,7 +203,7 @@ def test_rounding_is_unbiased() -> None:
     assert abs(float(encoded.mean()) - 0.3) < 0.01  # seven standard errors
 
 
-def test_values_that_are_not_finite_are_refused() -> None:
+def test_nonfinite_values_are_refused() -> None:
     for value in (np.nan, np.inf):
         with pytest.raises(SecureSumError):
             quantise(np.array([value], np.float32), 1 << 20, 16)
@@ -219,7 +219,7 @@ def test_the_modulus_holds_the_sum_of_all_members(members: int, bits: int, modul
 
 
 @given(st.lists(st.integers(-(2**23), 2**23 - 1), max_size=40))
-def test_packing_keeps_words_modulo(values: list[int]) -> None:
+def test_packed_words_are_unpacked_unchanged(values: list[int]) -> None:
     modulus = Modulus(24)
     words = np.array(values, np.int64).astype(modulus.word)
     packed = modulus.pack(words)
@@ -227,12 +227,12 @@ def test_packing_keeps_words_modulo(values: list[int]) -> None:
     assert modulus.signed(modulus.unpack(packed)).tolist() == values
 
 
-def test_a_packed_vector_ends_with_a_whole_word() -> None:
+def test_a_partial_packed_word_is_refused() -> None:
     with pytest.raises(SecureSumError):
         Modulus(24).unpack(bytes(4))
 
 
-def test_a_coordinate_beyond_all_members_is_noticed() -> None:
+def test_a_coordinate_out_of_range_is_refused() -> None:
     require_in_range(np.array([3 * 32_767, -3 * 32_767]), 3, 16)
     for value in (3 * 32_767 + 1, -3 * 32_767 - 1):
         with pytest.raises(SumOutOfRange):
@@ -252,7 +252,7 @@ def test_clipped_values_are_counted() -> None:
     assert encoding.clipped_share(np.zeros(0, np.float32), 1 << 20) == 0.0
 
 
-def test_terms_are_signed_whole() -> None:
+def test_a_signature_covers_all_terms() -> None:
     terms = terms_of(3)
     assert is_signed_by_server(terms, SERVER.public_key())
     assert not is_signed_by_server(terms, identity(1).public_key())

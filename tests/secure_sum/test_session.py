@@ -1,4 +1,4 @@
-"""A session gives the exact sum of the members that it counts, or none, whoever stops at whatever step."""
+"""Sessions with absent members: the exact sum of the counted members, or none."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_members_may_stop_at_a_step(members: int, step: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("step", range(5))
 @pytest.mark.parametrize("members", [5, 6, 7, *(pytest.param(n, marks=pytest.mark.long) for n in (8, 9, 10))])
-def test_any_tolerated_members_may_stop_at_a_step(members: int, step: int) -> None:
+def test_tolerated_members_may_stop_at_a_step(members: int, step: int) -> None:
     tolerated = members - threshold_for(members)
     for count in range(1, tolerated + 2):
         for stopping in combinations(range(members), count):
@@ -55,12 +55,12 @@ def test_any_tolerated_members_may_stop_at_a_step(members: int, step: int) -> No
 
 @pytest.mark.slow
 @pytest.mark.parametrize("members", [3, pytest.param(4, marks=pytest.mark.long)])
-def test_each_member_may_stop_at_a_step_of_its_own(members: int) -> None:
+def test_members_may_stop_at_different_steps(members: int) -> None:
     for steps in product(range(6), repeat=members):
         _require_exact_or_aborted(members, {n: step for n, step in enumerate(steps) if step < 5})
 
 
-def test_a_plain_sum_is_the_same_to_the_bit() -> None:
+def test_a_plain_sum_equals_the_masked_sum() -> None:
     session = Session(terms_of(5), inputs_of(5), {4: 2})
     total = session.run()
     modulus = Modulus(session.terms.modulus)

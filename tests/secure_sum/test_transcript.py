@@ -1,4 +1,4 @@
-"""What the server, or a thief of all messages, can compute from a session: sums, and no single input."""
+"""Information in the transcript of a session: sums, and no single input."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BEGAN = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 @pytest.mark.parametrize("stops", [{}, {4: 2}, {4: 3}, {4: 4}, {0: 1}, {2: 2}])
-def test_no_member_has_both_secrets_open(stops: dict[int, int]) -> None:
+def test_a_session_never_opens_both_secrets(stops: dict[int, int]) -> None:
     session = Session(terms_of(5), inputs_of(5), stops)
     assert np.array_equal(session.run(), session.expected())
     opened = shares_in(session.unmasked)
@@ -31,7 +31,7 @@ def test_no_member_has_both_secrets_open(stops: dict[int, int]) -> None:
         assert ((owner, "b") in opened) == (owner in session.masked)
 
 
-def test_without_step_4_not_even_one_secret_can_be_rebuilt_from_the_transcript() -> None:
+def test_a_transcript_before_unmasking_contains_no_secret() -> None:
     session = Session(terms_of(5), inputs_of(5), {n: 4 for n in range(5)})
     with pytest.raises(SessionAborted):
         session.run()
@@ -42,7 +42,7 @@ def test_without_step_4_not_even_one_secret_can_be_rebuilt_from_the_transcript()
             assert secret not in transcript
 
 
-def test_a_masked_vector_is_no_input_under_any_known_mask() -> None:
+def test_masked_vectors_without_self_mask_hide_the_input() -> None:
     """With every seed `b` rebuilt, as the server has after step 4, an input stays behind its pair masks."""
     session = Session(terms_of(5), inputs_of(5))
     session.run()
@@ -75,7 +75,7 @@ def test_a_masked_vector_is_no_input_under_any_known_mask() -> None:
         ("unmask", 3, 600, "abort"),
     ],
 )
-def test_a_phase_closes_when_all_have_answered_or_at_its_deadline(
+def test_a_phase_closes_when_complete_or_overdue(
     phase: str, answered: int, seconds: int, decision: str
 ) -> None:
     facts = PhaseFacts(phase, 5, answered, BEGAN)  # type: ignore[arg-type]
@@ -83,7 +83,7 @@ def test_a_phase_closes_when_all_have_answered_or_at_its_deadline(
 
 
 @pytest.mark.parametrize("phase", ["keys", "shares", "masked", "confirm", "unmask"])
-def test_a_phase_of_too_few_members_aborts_at_once(phase: str) -> None:
+def test_a_phase_below_its_minimum_aborts_immediately(phase: str) -> None:
     for expected, answered in product(range(6), range(6)):
         if answered == expected:
             facts = PhaseFacts(phase, expected, answered, BEGAN)  # type: ignore[arg-type]

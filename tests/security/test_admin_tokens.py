@@ -1,4 +1,4 @@
-"""Tokens of people: long enough, ended some day, not printed, and not guessed without end."""
+"""Tokens of persons: minimum length, expiry, no printing, and a limit of failed attempts."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def served(serve: Callable[..., Served], database_url: str) -> Served:
 
 
 @pytest.mark.parametrize("token", ["a", "x" * 19, " " * 20 + "a"])
-def test_a_short_admin_token_is_refused_at_the_start(monkeypatch: pytest.MonkeyPatch, token: str) -> None:
+def test_a_short_admin_token_prevents_the_start(monkeypatch: pytest.MonkeyPatch, token: str) -> None:
     monkeypatch.setenv("TESSERA_ADMIN_TOKEN", token)
     with pytest.raises(SettingsUnusable, match=r"ADMIN_TOKEN: shorter than 20 .*openssl rand") as refused:
         load_settings()
@@ -39,7 +39,7 @@ def ask(served: Served, token: str, address: str = "192.0.2.1", path: str = "/v1
     return served.http().get(path, headers=headers)
 
 
-def test_wrong_tokens_are_counted_by_address_and_a_good_one_passes(served: Served) -> None:
+def test_wrong_tokens_are_limited_by_address(served: Served) -> None:
     made = served.admin.post("/v1/tokens", json={"role": "admin", "name": "x"}).json()["token"]
     for number in range(LIMIT):
         assert slug(ask(served, f"guess-{number}")) == "credential-invalid"
@@ -50,7 +50,7 @@ def test_wrong_tokens_are_counted_by_address_and_a_good_one_passes(served: Serve
     assert ask(served, "guess", "192.0.2.2").status_code == 401
 
 
-def test_wrong_tokens_are_counted_where_clients_poll_as_well(served: Served) -> None:
+def test_wrong_tokens_are_limited_on_the_polling_route(served: Served) -> None:
     _, (silo, _) = running(served)
     path = url(silo, 1).replace("/1", "/current")
     answers = [ask(served, "tsr_cl_guess", path=path).status_code for _ in range(LIMIT + 1)]
@@ -65,7 +65,7 @@ def test_wrong_tokens_beyond_the_limit_write_nothing(served: Served) -> None:
         assert session.scalar(text("SELECT count(*) FROM failed_enrolments")) == LIMIT
 
 
-def test_a_token_ends_after_ninety_days_unless_it_says_otherwise(served: Served) -> None:
+def test_a_token_expires_after_ninety_days_by_default(served: Served) -> None:
     def expires_at(**request: int | None) -> str | None:
         made = served.admin.post("/v1/tokens", json={"role": "auditor", "name": "x"} | request)
         ends: str | None = made.json()["expires_at"]
@@ -80,7 +80,7 @@ def test_a_token_ends_after_ninety_days_unless_it_says_otherwise(served: Served)
     assert expires_at(expires_in_seconds=None) is None
 
 
-def test_the_first_admins_token_is_in_a_file_for_its_owner_alone(
+def test_the_first_admin_token_file_has_mode_0600(
     fresh_database: Callable[[str], str], serve: Callable[..., Served]
 ) -> None:
     database = Database(fresh_database("sqlite"))
@@ -103,7 +103,7 @@ def test_the_first_admins_token_is_in_a_file_for_its_owner_alone(
     )
 
 
-def test_a_place_that_takes_no_file_makes_no_token(
+def test_an_unwritable_token_file_prevents_the_first_token(
     tmp_path: Path, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "later" / "admin-token"

@@ -1,4 +1,4 @@
-"""One client cannot spoil alignment for the others, and an operator can put right what it did."""
+"""Limits of a client's harm to alignment, and an operator's means to repair it."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def take_part(served: Served, silos: list[Silo], number: int, packs: dict[str, s
     wait_for(served, silos[0].federation_id, number, "published")
 
 
-def test_a_base_model_that_is_made_up_sets_no_measure_for_the_others(coordinator: Served) -> None:
+def test_a_foreign_base_model_must_follow_the_pivot(coordinator: Served) -> None:
     federation_id = aligned(coordinator)
     attacker, honest = (
         coordinator.enrol(federation_id, "evil", base_model=JUNK),
@@ -83,7 +83,7 @@ def test_a_pack_without_values_is_refused(coordinator: Served, name: str) -> Non
     assert refused(put_pack(honest.http, federation_id, PIVOT, empty)) == (422, "tensor-schema")
 
 
-def test_a_pack_that_unpacks_to_many_times_its_size_is_refused(coordinator: Served) -> None:
+def test_a_compression_bomb_as_pack_is_refused(coordinator: Served) -> None:
     federation_id = aligned(coordinator)
     honest = coordinator.enrol(federation_id, "honest")
     wide = tensors(PIVOT) | {"b0.q.A": np.zeros((2, 2**19), np.float32)}
@@ -98,7 +98,7 @@ def test_a_pack_that_unpacks_to_many_times_its_size_is_refused(coordinator: Serv
 
 
 @pytest.mark.parametrize("state", ["open", "running", "paused", "finished"])
-def test_an_operator_deletes_and_replaces_a_pack_in_every_state(coordinator: Served, state: str) -> None:
+def test_operators_replace_and_delete_packs_in_any_state(coordinator: Served, state: str) -> None:
     federation_id = aligned(coordinator)
     client = coordinator.enrol(federation_id, "pivotal")
     assert put_pack(client.http, federation_id, PIVOT).status_code == 201
@@ -130,7 +130,7 @@ def test_the_command_line_deletes_a_pack(coordinator: Served) -> None:
     assert stored(coordinator, federation_id) == {}
 
 
-def test_what_was_learnt_under_a_replaced_pack_no_longer_counts(coordinator: Served) -> None:
+def test_updates_under_a_replaced_pack_no_longer_count(coordinator: Served) -> None:
     federation_id, (pivotal, other), packs = published(coordinator)
     base = join(other, 2)
     errors = dict.fromkeys(MODULES, ERRORS | {"a": 0.2})
@@ -147,7 +147,7 @@ def test_what_was_learnt_under_a_replaced_pack_no_longer_counts(coordinator: Ser
     assert (weights(pivotal, 3)["b0.q.P"] == 3.0).all()  # what round 1 made of both stays
 
 
-def test_with_the_pivots_pack_all_that_were_made_on_it_end(coordinator: Served) -> None:
+def test_replacing_the_pivots_pack_ends_dependent_packs(coordinator: Served) -> None:
     federation_id, silos, _ = published(coordinator)
     replaced = put_pack(coordinator.admin, federation_id, PIVOT, alignment_set=ANOTHER_SET)
     assert replaced.status_code == 201
@@ -164,7 +164,7 @@ def test_with_the_pivots_pack_all_that_were_made_on_it_end(coordinator: Served) 
     assert (weights(silos[0], 4)["b0.q.P"] == 3.0).all()
 
 
-def test_zeros_after_a_voided_round_are_the_same_bytes_whenever_they_are_read(coordinator: Served) -> None:
+def test_zeros_after_a_voided_round_are_constant_bytes(coordinator: Served) -> None:
     federation_id = aligned(coordinator, rounds={"total": 3, "min_clients": 2, "collect_seconds": 600})
     silos = [coordinator.enrol(federation_id, name) for name in ("a", "b")]
     assert put_pack(silos[0].http, federation_id, PIVOT).status_code == 201
@@ -180,7 +180,7 @@ def test_zeros_after_a_voided_round_are_the_same_bytes_whenever_they_are_read(co
         assert ask(silo, 2, earlier)[1] == frame, "zeros need no earlier weights"
 
 
-def test_weights_for_a_round_that_is_not_open_yet_are_made_anew(coordinator: Served) -> None:
+def test_weights_of_an_unopened_round_are_recomputed(coordinator: Served) -> None:
     federation_id, silos, packs = published(coordinator)
     coordinator.admin.post(f"/v1/federations/{federation_id}/pause")
     take_part(coordinator, silos, 2, packs)
@@ -191,7 +191,7 @@ def test_weights_for_a_round_that_is_not_open_yet_are_made_anew(coordinator: Ser
     assert (weights(silos[1], 3)["b0.q.P"] == 1.0).all()
 
 
-def test_revoking_a_client_ends_the_packs_that_it_stored(coordinator: Served) -> None:
+def test_revoking_a_client_ends_its_packs(coordinator: Served) -> None:
     federation_id = aligned(coordinator)
     attacker, honest = (coordinator.enrol(federation_id, name) for name in ("evil", "honest"))
     assert put_pack(attacker.http, federation_id, PIVOT).status_code == 201
@@ -206,9 +206,7 @@ def test_revoking_a_client_ends_the_packs_that_it_stored(coordinator: Served) ->
 
 
 @pytest.mark.parametrize("vouched_by", ["--keep-packs", "an upload"])
-def test_an_operator_can_vouch_for_the_packs_of_a_client_that_leaves(
-    coordinator: Served, vouched_by: str
-) -> None:
+def test_an_operator_keeps_packs_of_a_revoked_client(coordinator: Served, vouched_by: str) -> None:
     federation_id, (pivotal, _), packs = published(coordinator)
     options = []
     if vouched_by == "an upload":
@@ -219,7 +217,7 @@ def test_an_operator_can_vouch_for_the_packs_of_a_client_that_leaves(
     assert stored(coordinator, federation_id) == packs
 
 
-def test_an_enrolment_token_may_be_for_one_base_model(coordinator: Served) -> None:
+def test_an_enrolment_token_can_require_one_base_model(coordinator: Served) -> None:
     federation_id = aligned(coordinator)
     made = Operator(coordinator).json("enrolment", "create", federation_id, "silo", "--base-model", PIVOT)
     for base_model, status in ((JUNK, 422), (PIVOT, 201)):  # the token is not spent by the refusal
@@ -230,7 +228,7 @@ def test_an_enrolment_token_may_be_for_one_base_model(coordinator: Served) -> No
             assert PIVOT in answer.json()["detail"]
 
 
-def test_one_client_does_not_cut_its_base_model_off(coordinator: Served) -> None:
+def test_one_failed_transfer_test_blocks_no_base_model(coordinator: Served) -> None:
     federation_id = aligned(coordinator)
     digests = [put_pack(coordinator.admin, federation_id, model).json()["digest"] for model in (PIVOT, OTHER)]
     pack = digests[1]
@@ -260,7 +258,7 @@ def test_one_client_does_not_cut_its_base_model_off(coordinator: Served) -> None
     assert refused(first.http.put(acceptance(federation_id), json=figures(pack))) == (409, "upload-conflict")
 
 
-def test_final_weights_outlive_a_pack_that_is_deleted_after_the_end(coordinator: Served) -> None:
+def test_final_weights_outlive_a_pack_deleted_later(coordinator: Served) -> None:
     federation_id, (pivotal, _), _ = published(coordinator)
     coordinator.admin.post(f"/v1/federations/{federation_id}/finish")
     assert coordinator.admin.delete(path(federation_id, PIVOT)).status_code == 204

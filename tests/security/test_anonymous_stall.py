@@ -1,4 +1,4 @@
-"""What a stranger sends costs little, and nobody else waits for it."""
+"""Bounded cost of anonymous requests, and other requests that do not wait for them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def served(serve: Callable[..., Served], database_url: str) -> Served:
 
 
 @pytest.mark.parametrize("message", [MANY_ROLES, MANY_SHAPES], ids=["roles", "shapes"])
-def test_faults_are_not_looked_for_after_the_first_few(message: dict[str, Any]) -> None:
+def test_validation_stops_after_two_faults(message: dict[str, Any]) -> None:
     with pytest.raises(ValidationError) as caught:
         EnrolmentRequest.model_validate_json(json.dumps(message), strict=True)
     assert caught.value.error_count() <= 2
@@ -51,7 +51,7 @@ def test_many_faults_are_not_listed(coordinator: Served) -> None:
     assert str(MAX_FAULTS) in refused.json()["detail"]
 
 
-def test_a_body_of_some_length_is_not_parsed_by_the_thread_that_serves_everybody(
+def test_long_bodies_are_parsed_outside_the_server_thread(
     coordinator: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     threads: list[str] = []
@@ -67,9 +67,7 @@ def test_a_body_of_some_length_is_not_parsed_by_the_thread_that_serves_everybody
     assert [name == "coordinator" for name in threads] == [False, True]
 
 
-def test_malformed_enrolments_count_by_address_and_then_cost_no_look(
-    served: Served, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_malformed_enrolments_are_limited_by_address(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     token = served.enrolment_token(served.federation(), "a")
     good = enrolment(served.http(), token, "a", Ed25519PrivateKey.generate())
     noted: list[str] = []
@@ -92,7 +90,7 @@ def test_malformed_enrolments_count_by_address_and_then_cost_no_look(
     assert served.http().post("/v1/enrolments", json=good).status_code == 201
 
 
-def test_addresses_that_failed_are_forgotten_by_the_tidying(
+def test_expired_failures_are_deleted_by_the_clean_up(
     served: Served,
     rows: Callable[[str, str], list[tuple[Any, ...]]],
     monkeypatch: pytest.MonkeyPatch,
@@ -117,7 +115,7 @@ def test_addresses_that_failed_are_forgotten_by_the_tidying(
     ],
     ids=["query", "path", "fields"],
 )
-def test_long_targets_and_many_fields_are_refused_before_they_are_read(
+def test_long_targets_and_many_header_fields_are_refused(
     coordinator: Served, path: str, headers: dict[str, str], status: int
 ) -> None:
     assert coordinator.http().get(path, headers=headers).status_code == status

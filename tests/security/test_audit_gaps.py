@@ -1,4 +1,4 @@
-"""What people do with a client's adapter and with alignment is in the audit log, whose end is signed."""
+"""Entries of the audit log about adapters and alignment, and the signature of its end."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def entries(served: Served) -> list[tuple[str, str, str, str | None]]:
     return [(e["event"], e["actor"], e["subject"], e["reason"]) for e in items]
 
 
-def test_an_operators_download_of_an_adapter_is_written_down(served: Served) -> None:
+def test_an_adapter_download_by_a_person_is_audited(served: Served) -> None:
     federation_id, (silo, _) = running(served)
     deliver(silo, 1, values(1.0))
     path = f"/v1/federations/{federation_id}/clients/{silo.client_id}/adapter"
@@ -44,7 +44,7 @@ def test_an_operators_download_of_an_adapter_is_written_down(served: Served) -> 
     ]
 
 
-def test_what_people_do_with_alignment_is_written_down(served: Served) -> None:
+def test_alignment_actions_of_persons_are_audited(served: Served) -> None:
     federation_id, pack = with_packs(served)
     path = f"/v1/federations/{federation_id}/alignments/{OTHER}/acceptance"
     for _ in range(2):
@@ -59,7 +59,7 @@ def test_what_people_do_with_alignment_is_written_down(served: Served) -> None:
     assert [reason for *_, reason in found][2:] == [f"{OTHER}: {pack}", f"{OTHER}: passed"]
 
 
-def test_what_a_client_does_with_alignment_is_no_persons_deed(served: Served) -> None:
+def test_alignment_actions_of_clients_are_not_audited(served: Served) -> None:
     federation_id, pack = with_packs(served)
     before = len(entries(served))
     silo = served.enrol_over_http(federation_id, "a", base_model=OTHER)
@@ -68,7 +68,7 @@ def test_what_a_client_does_with_alignment_is_no_persons_deed(served: Served) ->
     assert [entry[0] for entry in entries(served)[before:]] == ["enrolment-token-made", "client-enrolled"]
 
 
-def test_the_end_of_the_log_is_signed_on_every_page(served: Served) -> None:
+def test_the_audit_head_is_signed_on_each_page(served: Served) -> None:
     key = public_key(served.http().get("/v1/hello").json()["signing_key"])
     assert served.admin.get("/v1/audit").json()["head"] is None
     for _ in range(3):
@@ -105,7 +105,7 @@ def rewrite(served: Served) -> None:
             )
 
 
-def test_a_log_that_was_made_anew_is_not_the_one_that_was_kept(served: Served, tmp_path: Path) -> None:
+def test_a_rewritten_audit_log_contradicts_the_kept_head(served: Served, tmp_path: Path) -> None:
     kept = tmp_path / "head.json"
     for _ in range(2):
         served.federation()
@@ -119,7 +119,7 @@ def test_a_log_that_was_made_anew_is_not_the_one_that_was_kept(served: Served, t
     assert (code, "was replaced" in output) == (1, True), output
 
 
-def test_a_kept_end_that_is_not_the_coordinators_is_refused(served: Served, tmp_path: Path) -> None:
+def test_a_kept_head_without_valid_signature_is_refused(served: Served, tmp_path: Path) -> None:
     kept = tmp_path / "head.json"
     served.federation()
     assert audit(served, "--head", str(kept))[0] == 0

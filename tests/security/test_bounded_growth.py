@@ -1,4 +1,4 @@
-"""What a client may have the coordinator keep is bounded: scores, acceptance tests, events."""
+"""Bounds of the data that a client can store: scores, acceptance tests, events."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def score(silo: Silo, number: int, exact_match: float) -> tuple[int, str]:
     return send_scores(silo, number, scored({"loss": 1.0, "exact_match": exact_match}))
 
 
-def kept(rows: Rows, served: Served, federation_id: str) -> int:
+def count_events(rows: Rows, served: Served, federation_id: str) -> int:
     """Count a federation's events when those that are under way are written."""
     time.sleep(1.2)
     ((count,),) = rows(
@@ -42,26 +42,26 @@ def kept(rows: Rows, served: Served, federation_id: str) -> int:
 def test_a_finished_federation_takes_each_clients_scores_once(coordinator: Served, rows: Rows) -> None:
     federation_id, silos = running(coordinator, **plan(rounds={"total": 1}))
     one_round(coordinator, federation_id, silos, 1, [1.0, 3.0])
-    before = kept(rows, coordinator, federation_id)
+    before = count_events(rows, coordinator, federation_id)
     assert score(silos[0], 1, 0.5) == (204, "")
     for number in range(20):
         assert score(silos[0], 1, number / 100) == (409, "round-closed")
     assert score(silos[0], 1, 0.5) == (204, ""), "the same again is no change"
-    assert kept(rows, coordinator, federation_id) == before + 1
+    assert count_events(rows, coordinator, federation_id) == before + 1
 
 
 @pytest.mark.slow
-def test_scores_of_a_round_are_replaced_a_few_times_only(coordinator: Served, rows: Rows) -> None:
+def test_scores_of_a_round_have_a_replacement_limit(coordinator: Served, rows: Rows) -> None:
     federation_id, (silo, other) = running(coordinator)
     for one in (silo, other):
         join(one, 1)
     answers = [score(silo, 1, number / 100) for number in range(scores.MOST_CHANGES + 3)]
     assert answers == [(204, "")] * (scores.MOST_CHANGES + 1) + [(409, "round-closed")] * 2
     assert score(other, 1, 0.5) == (204, ""), "another client's are its own"
-    before = kept(rows, coordinator, federation_id)
+    before = count_events(rows, coordinator, federation_id)
     for _ in range(20):
         assert score(other, 1, 0.5) == (204, "")
-    assert kept(rows, coordinator, federation_id) == before, "nothing is different"
+    assert count_events(rows, coordinator, federation_id) == before, "nothing is different"
 
 
 def test_rounds_that_ended_long_ago_take_no_scores(coordinator: Served) -> None:
@@ -73,29 +73,29 @@ def test_rounds_that_ended_long_ago_take_no_scores(coordinator: Served) -> None:
 
 
 @pytest.mark.slow
-def test_acceptance_tests_are_told_together_and_replaced_once_a_minute(
+def test_acceptance_tests_are_replaced_once_a_minute(
     coordinator: Served, rows: Rows, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     federation_id, pack = with_packs(coordinator)
     silo = coordinator.enrol(federation_id, "a", base_model=OTHER)
-    before = kept(rows, coordinator, federation_id)
+    before = count_events(rows, coordinator, federation_id)
     assert silo.http.put(path(federation_id), json=figures(pack)).status_code == 201
     refused = silo.http.put(path(federation_id), json=figures(pack, steps=51))
     assert (refused.status_code, slug(refused)) == (429, "rate-limited")
     assert 0 < int(refused.headers["Retry-After"]) <= transfer_test.REPLACED_AFTER.total_seconds() + 6
-    assert kept(rows, coordinator, federation_id) == before + 1
+    assert count_events(rows, coordinator, federation_id) == before + 1
     monkeypatch.setattr(transfer_test, "REPLACED_AFTER", -transfer_test.REPLACED_AFTER)
     began = time.monotonic()
     for steps in range(60, 80):
         assert silo.http.put(path(federation_id), json=figures(pack, steps=steps)).status_code == 201
     most = 2 + (time.monotonic() - began) / 0.5
-    assert kept(rows, coordinator, federation_id) - before - 1 <= most
-    before = kept(rows, coordinator, federation_id)
+    assert count_events(rows, coordinator, federation_id) - before - 1 <= most
+    before = count_events(rows, coordinator, federation_id)
     assert silo.http.put(path(federation_id), json=figures(pack, steps=79)).status_code == 200
-    assert kept(rows, coordinator, federation_id) == before
+    assert count_events(rows, coordinator, federation_id) == before
 
 
-def test_a_full_disk_takes_neither_scores_nor_acceptance_tests(
+def test_a_full_disk_refuses_scores_and_acceptance_tests(
     serve: Callable[..., Served], fresh_database: Callable[[str], str]
 ) -> None:
     served = serve(fresh_database("sqlite"), storage_reserve_mib=2**40)
@@ -132,7 +132,7 @@ def test_a_federation_keeps_its_newest_events_only(
 
 
 @pytest.mark.slow
-def test_the_events_of_a_round_go_with_its_tensors(coordinator: Served) -> None:
+def test_pruning_a_round_deletes_its_events(coordinator: Served) -> None:
     federation_id, silos = running(coordinator, **plan(rounds={"total": 9}))
     for number in (1, 2, 3):
         one_round(coordinator, federation_id, silos, number, [1.0, 3.0])

@@ -1,4 +1,4 @@
-"""A caller follows a few streams; all of them cost one look; probes and people are answered regardless."""
+"""Event streams: the limit of each caller, one query for all, and reserved connections."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_a_caller_follows_four_streams_at_once(coordinator: Served) -> None:
 
 
 @pytest.mark.slow
-def test_all_streams_of_a_process_cost_one_look(
+def test_the_streams_of_a_process_share_one_query(
     serve: Callable[..., Served], database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     served = serve(database_url)
@@ -88,7 +88,7 @@ def test_all_streams_of_a_process_cost_one_look(
 
 
 @pytest.mark.slow
-def test_a_quiet_stream_shows_that_it_is_there_and_ends(
+def test_a_quiet_stream_sends_heartbeats_and_ends(
     coordinator: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(event_stream, "HEARTBEAT_SECONDS", 0.2)
@@ -104,9 +104,7 @@ def test_a_quiet_stream_shows_that_it_is_there_and_ends(
         assert "id: 2" in list(lines_of(stack, coordinator.admin, federation_id, last=1))
 
 
-def test_who_fell_behind_what_is_remembered_misses_nothing(
-    coordinator: Served, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_slow_follower_receives_all_events(coordinator: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(event_fanout, "_REMEMBERED", 1)
     federation_id = coordinator.federation()
     with ExitStack() as stack:
@@ -137,7 +135,7 @@ def crowded(
         yield served, silo
 
 
-def test_probes_and_people_are_answered_when_others_hold_the_connections(
+def test_reserved_connections_serve_probes_and_persons(
     crowded: tuple[Served, Silo],
 ) -> None:
     served, silo = crowded
@@ -157,7 +155,7 @@ def test_probes_and_people_are_answered_when_others_hold_the_connections(
     assert slug(served.admin.get(path_of(silo.federation_id))) == "busy"
 
 
-def test_one_clients_streams_leave_the_others_their_connections(
+def test_one_clients_streams_do_not_exhaust_the_connections(
     serve: Callable[..., Served], fresh_database: Callable[[str], str]
 ) -> None:
     served = serve(fresh_database("sqlite"), connections=MOST)

@@ -1,4 +1,4 @@
-"""Who else on the machine may read what Tessera writes: nobody, even in a folder that was open before."""
+"""Modes of the files that Tessera writes: readable by their owner only, also in an open folder."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def tessera(folder: Path, *arguments: str, **variables: str) -> subprocess.Compl
 
 
 @pytest.mark.slow
-def test_a_database_and_its_backup_are_their_owners_only(tmp_path: Path) -> None:
+def test_a_database_and_its_backup_have_mode_0600(tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
     assert tessera(tmp_path, "migrate").returncode == 0
     assert tessera(tmp_path, "backup", "copy.db").returncode == 0
@@ -55,7 +55,7 @@ def test_a_database_and_its_backup_are_their_owners_only(tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-def test_a_database_that_others_could_read_is_closed_and_the_log_says_so(tmp_path: Path) -> None:
+def test_an_open_databases_mode_is_restricted_and_logged(tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
     assert tessera(tmp_path, "migrate").returncode == 0
     (tmp_path / "tessera.db").chmod(0o644)
@@ -72,7 +72,7 @@ def test_a_database_that_others_could_read_is_closed_and_the_log_says_so(tmp_pat
 
 
 @pytest.mark.slow
-def test_what_a_running_coordinator_writes_is_its_owners_only(tmp_path: Path) -> None:
+def test_a_running_coordinators_files_have_mode_0600(tmp_path: Path) -> None:
     served = start_process(f"sqlite:///{tmp_path}/tessera.db", tmp_path)
     try:
         served.federation()
@@ -103,7 +103,7 @@ def open_folder(folder: Path) -> Path:
     return round_folder / "trained.safetensors"
 
 
-def test_an_agents_folder_that_is_open_is_closed_and_the_log_says_so(
+def test_an_agent_folders_mode_is_restricted_and_logged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = tmp_path / "agent"
@@ -116,7 +116,7 @@ def test_an_agents_folder_that_is_open_is_closed_and_the_log_says_so(
         assert caplog.text == ""
 
 
-def test_a_folder_with_other_files_is_not_closed_and_nor_are_they(tmp_path: Path) -> None:
+def test_a_folder_with_foreign_files_keeps_its_mode(tmp_path: Path) -> None:
     trained = open_folder(tmp_path)
     data = tmp_path / "train.jsonl"
     data.write_text("{}")
@@ -125,7 +125,7 @@ def test_a_folder_with_other_files_is_not_closed_and_nor_are_they(tmp_path: Path
         assert (mode(tmp_path), mode(data), mode(trained)) == (0o755, 0o644, 0o600)
 
 
-def test_every_command_of_the_agent_writes_for_its_owner_only(tmp_path: Path) -> None:
+def test_agent_commands_set_umask_077(tmp_path: Path) -> None:
     program = """
 import os, typer
 from client_agent.cli import commands

@@ -1,4 +1,4 @@
-"""What clients, people and web pages tried and did not get: races, other files, other modules."""
+"""Attacks over HTTP that fail: moved signatures, foreign files and modules, foreign web pages."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ SIGNED = {
 
 
 @pytest.mark.parametrize("case", SIGNED)
-def test_what_was_signed_for_one_request_opens_no_other(served: Served, silo: Silo, case: str) -> None:
+def test_a_signature_is_valid_for_its_request_only(served: Served, silo: Silo, case: str) -> None:
     request = signed(served, silo, "GET", f"/v1/federations/{silo.federation_id}/plan?a=1&b=2")
     method, target, fields = SIGNED[case](request)
     headers = {**dict(request.headers), **fields}
@@ -53,7 +53,9 @@ def test_what_was_signed_for_one_request_opens_no_other(served: Served, silo: Si
 
 
 @pytest.mark.parametrize(("before", "behind"), [("http://example.org", ""), ("{url}", ""), ("", "#/v1/me")])
-def test_a_target_that_is_no_path_is_refused(served: Served, silo: Silo, before: str, behind: str) -> None:
+def test_a_request_target_without_path_is_refused(
+    served: Served, silo: Silo, before: str, behind: str
+) -> None:
     sent = request_bytes(signed(served, silo, "GET", "/v1/me"))
     plan = f"/v1/federations/{silo.federation_id}/plan"
     target = before.format(url=served.url) + plan + behind
@@ -62,7 +64,7 @@ def test_a_target_that_is_no_path_is_refused(served: Served, silo: Silo, before:
         assert listen(line).status == 400
 
 
-def test_two_signature_inputs_are_no_signature(served: Served, silo: Silo) -> None:
+def test_a_doubled_signature_input_is_refused(served: Served, silo: Silo) -> None:
     request = signed(served, silo, "GET", "/v1/me")
     doubled = [*request.headers.raw, (b"Signature-Input", request.headers["signature-input"].encode())]
     answer = served.http().send(httpx.Request("GET", request.url, headers=doubled))
@@ -72,7 +74,7 @@ def test_two_signature_inputs_are_no_signature(served: Served, silo: Silo) -> No
 @pytest.mark.parametrize(
     "name", ["../migrate", "..migrate", "os", "coordinator.db.migrate", "__init__", "battery\x00"]
 )
-def test_a_strategy_is_no_other_module(served: Served, name: str) -> None:
+def test_a_module_as_strategy_name_is_refused(served: Served, name: str) -> None:
     answer = served.admin.post("/v1/federations", json={"name": "x", "strategy": {"name": name}})
     assert answer.status_code == 422, answer.text
 
@@ -88,7 +90,7 @@ def test_a_strategy_is_no_other_module(served: Served, name: str) -> None:
         "/docs/static/..\\app.py",
     ],
 )
-def test_the_static_files_of_the_documentation_are_no_way_to_others(served: Served, path: str) -> None:
+def test_a_static_path_reaches_no_other_file(served: Served, path: str) -> None:
     with served.line() as line:
         host = served.url.removeprefix("http://")
         line.sendall(f"GET {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
@@ -100,7 +102,7 @@ def test_the_static_files_of_the_documentation_are_no_way_to_others(served: Serv
 
 
 @pytest.mark.parametrize("query", ["limit=0", "limit=-1", "limit=1e9", "after=' OR 1=1 --", "after=%00"])
-def test_pages_are_asked_for_in_numbers_and_cursors_alone(served: Served, silo: Silo, query: str) -> None:
+def test_invalid_page_parameters_are_refused_or_ignored(served: Served, silo: Silo, query: str) -> None:
     for path in (f"/v1/federations/{silo.federation_id}/clients", "/v1/federations"):
         answer = served.admin.get(f"{path}?{query}")
         assert answer.status_code < 500, answer.text
@@ -112,7 +114,7 @@ def test_pages_are_asked_for_in_numbers_and_cursors_alone(served: Served, silo: 
     "field",
     ["bytes=0-0,2-3", "bytes=-0", "bytes=5-2", f"bytes={2**70}-", "bytes=a-b", "lines=0-1", "bytes=--1"],
 )
-def test_a_range_shows_no_more_than_the_whole(served: Served, silo: Silo, field: str) -> None:
+def test_a_range_request_shows_only_the_weights(served: Served, silo: Silo, field: str) -> None:
     whole = silo.http.get(url(silo, 1, "/weights")).content
     answer = silo.http.get(url(silo, 1, "/weights"), headers={"Range": field})
     assert answer.status_code in (200, 416)
@@ -120,13 +122,13 @@ def test_a_range_shows_no_more_than_the_whole(served: Served, silo: Silo, field:
 
 
 @pytest.mark.parametrize("accept", ["application/x-pickle", "*/*;q=0", "text/html", "x" * 4000, "../../etc"])
-def test_what_a_client_accepts_changes_nothing_of_what_it_is(served: Served, silo: Silo, accept: str) -> None:
+def test_the_accept_field_cannot_change_the_media_type(served: Served, silo: Silo, accept: str) -> None:
     answer = silo.http.get(url(silo, 1, "/weights"), headers={"Accept": accept})
     assert answer.status_code in (200, 406)
     assert answer.is_error or answer.headers["content-type"].startswith(MEDIA_TYPE.partition(";")[0])
 
 
-def test_a_foreign_page_gets_and_does_nothing(served: Served) -> None:
+def test_a_foreign_origin_receives_no_access(served: Served) -> None:
     foreign = {"Origin": "https://example.org", "Content-Type": "text/plain"}
     posted = served.http().post("/v1/federations", content=b"{}", headers=foreign)
     assert (posted.status_code, slug(posted)) == (401, "auth-missing")
@@ -139,7 +141,7 @@ def test_a_foreign_page_gets_and_does_nothing(served: Served) -> None:
         assert "set-cookie" not in fields
 
 
-def test_the_page_runs_its_own_script_alone_and_is_framed_by_nobody(served: Served) -> None:
+def test_the_page_forbids_framing_and_unsafe_scripts(served: Served) -> None:
     answer = served.http().get("/")
     policy = answer.headers["content-security-policy"]
     assert "frame-ancestors 'none'" in policy

@@ -1,4 +1,4 @@
-"""Requests that two programs might read differently, and what is no request of ours: all refused."""
+"""Refusal of ambiguous requests and of requests in other protocols."""
 
 from __future__ import annotations
 
@@ -61,9 +61,7 @@ AMBIGUOUS = {
 
 
 @pytest.mark.parametrize("text", AMBIGUOUS.values(), ids=AMBIGUOUS)
-def test_what_may_be_read_in_two_ways_is_refused_and_nothing_behind_it_is_answered(
-    served: Served, text: str
-) -> None:
+def test_an_ambiguous_request_is_refused_once(served: Served, text: str) -> None:
     answer = exchange(served, text + HIDDEN)
     assert re.findall(r"HTTP/1\.1 (\d{3})", answer) == ["400"]
 
@@ -78,7 +76,7 @@ UPGRADES = {
 
 
 @pytest.mark.parametrize("fields", UPGRADES.values(), ids=UPGRADES)
-def test_no_connection_becomes_one_of_another_protocol(served: Served, fields: str) -> None:
+def test_a_protocol_upgrade_is_ignored(served: Served, fields: str) -> None:
     answer = exchange(served, GET + fields + "\r\n")
     assert answer.startswith("HTTP/1.1 ")
     assert "HTTP/1.1 101" not in answer
@@ -93,12 +91,12 @@ FOREIGN = {
 
 
 @pytest.mark.parametrize("text", FOREIGN.values(), ids=FOREIGN)
-def test_what_is_meant_for_a_proxy_or_for_nobody_is_refused(served: Served, text: str) -> None:
+def test_connect_trace_and_http_2_are_refused(served: Served, text: str) -> None:
     answer = exchange(served, text)
     assert answer.startswith("HTTP/1.1 4")
     assert "X-Secret" not in answer
 
 
-def test_hundreds_of_pipelined_requests_are_all_answered(served: Served) -> None:
+def test_three_hundred_pipelined_requests_are_answered(served: Served) -> None:
     answer = exchange(served, (GET + "\r\n") * 300 + GET + "Connection: close\r\n\r\n")
     assert answer.count("HTTP/1.1 200 OK") == 301

@@ -1,4 +1,4 @@
-"""A request names this server once, and spells its path in one way."""
+"""Host fields and paths: exactly one known name, one spelling."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ def test_exactly_one_host_is_required(served: Served, path: str, hosts: str) -> 
 
 
 @pytest.mark.parametrize("path", ["/v1/hello", "/metrics", "/openapi.json", "/", "/nowhere"])
-def test_a_name_that_is_not_this_servers_reaches_nothing(served: Served, path: str) -> None:
+def test_an_unknown_host_name_is_refused(served: Served, path: str) -> None:
     for client in (served.http(), served.admin):
         answer = client.get(path, headers={"Host": "rebound.example"})
         assert (answer.status_code, slug(answer)) == (421, "authority-unknown")
         assert "TESSERA_PUBLIC_NAMES" in answer.json()["detail"]
 
 
-def test_a_probe_may_ask_under_a_containers_address(served: Served) -> None:
+def test_a_probe_may_use_a_containers_address(served: Served) -> None:
     for path in ("/healthz", "/readyz"):
         assert served.http().get(path, headers={"Host": "172.18.0.4:8000"}).status_code == 200
 
 
 @pytest.mark.parametrize("path", ["/%6detrics", "/v1%2fhello", "/v1%2Fhello", "/v1/%68ello", "/%68ealthz"])
-def test_a_path_that_hides_letters_or_slashes_is_not_found(served: Served, path: str) -> None:
+def test_a_percent_encoded_path_is_not_found(served: Served, path: str) -> None:
     assert raw(served, f"GET {path} HTTP/1.1\r\nHost: localhost\r\n").startswith(b"HTTP/1.1 404 ")

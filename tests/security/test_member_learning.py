@@ -1,4 +1,4 @@
-"""What a member learns of another's adapter from what it is served, over HTTP, and what it may claim."""
+"""Information in a member's served weights about other members' adapters, over HTTP, and its claims."""
 
 from __future__ import annotations
 
@@ -32,9 +32,7 @@ def equal(one: dict[str, Any], other: dict[str, Any]) -> bool:
 
 @pytest.mark.parametrize("strategy", ["fedmosaic", "fedavg"])
 @pytest.mark.parametrize("least", [1, 2])
-def test_two_members_learn_each_others_adapter_only_where_the_plan_says_so(
-    coordinator: Served, strategy: str, least: int
-) -> None:
+def test_min_voices_hides_a_peers_adapter(coordinator: Served, strategy: str, least: int) -> None:
     wanted = plan(strategy={"name": strategy}, privacy={"min_voices": least})
     federation_id, (curious, victim) = running(coordinator, **wanted)
     mine = adapter(1)
@@ -59,7 +57,9 @@ def test_two_members_learn_each_others_adapter_only_where_the_plan_says_so(
         assert "only if it is made of 2 other members" in claims
 
 
-def spied_on(coordinator: Served, least: int) -> tuple[str, list[Silo], list[dict[str, Any]], Silo]:
+def federation_with_spy(
+    coordinator: Served, least: int
+) -> tuple[str, list[Silo], list[dict[str, Any]], Silo]:
     wanted = plan(
         strategy=MOSAIC,
         rounds={"total": 9, "min_clients": 3, "collect_seconds": 2.0},
@@ -74,10 +74,8 @@ def spied_on(coordinator: Served, least: int) -> tuple[str, list[Silo], list[dic
 
 
 @pytest.mark.parametrize("least", [1, 2, 3])
-def test_a_guessed_signature_gets_one_members_adapter_only_where_the_plan_says_so(
-    coordinator: Served, least: int
-) -> None:
-    federation_id, _, sent, spy = spied_on(coordinator, least)
+def test_min_voices_hides_adapters_from_a_guessed_sketch(coordinator: Served, least: int) -> None:
+    federation_id, _, sent, spy = federation_with_spy(coordinator, least)
     join(spy, 2, GUESS)
     served = weights(spy, 2)
     assert equal(served, sent[0] if least == 1 else values(0.0))
@@ -86,8 +84,8 @@ def test_a_guessed_signature_gets_one_members_adapter_only_where_the_plan_says_s
 
 
 @pytest.mark.slow
-def test_whoever_only_joins_costs_the_others_two_deadlines_and_no_more(coordinator: Served) -> None:
-    federation_id, silos, sent, spy = spied_on(coordinator, 1)
+def test_a_silent_member_delays_at_most_two_rounds(coordinator: Served) -> None:
+    federation_id, silos, sent, spy = federation_with_spy(coordinator, 1)
     waited = []
     for number in (2, 3, 4, 5):
         join(spy, number, GUESS)
@@ -110,7 +108,7 @@ def test_whoever_only_joins_costs_the_others_two_deadlines_and_no_more(coordinat
     assert show(coordinator, federation_id, 7)["state"] == "collecting"  # it counts again, and is waited for
 
 
-def test_members_that_only_join_begin_no_round(coordinator: Served) -> None:
+def test_members_that_only_join_start_no_deadline(coordinator: Served) -> None:
     rounds = {"total": 9, "min_clients": 2, "collect_seconds": 0.3}
     federation_id, silos = running(coordinator, **plan(rounds=rounds))
     for number in (1, 2):
@@ -160,9 +158,7 @@ def folded(silo: Silo, number: int) -> dict[str, Any]:
 
 @pytest.mark.parametrize("strategy", ["flora", "fedex_lora"])
 @pytest.mark.parametrize("least", [1, 2, 3])
-def test_a_fold_shows_nobodys_factors_and_needs_its_voices(
-    coordinator: Served, strategy: str, least: int
-) -> None:
+def test_a_fold_hides_factors_and_needs_min_voices(coordinator: Served, strategy: str, least: int) -> None:
     federation_id = coordinator.federation(
         strategy={"name": strategy},
         adapter={"kind": "lora", "rank": RANK, "blocks": 1, "roles": ["q"]},
@@ -197,7 +193,7 @@ def _cosine(one: Any, other: Any) -> float:
     return abs(float(one @ other / np.linalg.norm(one) / np.linalg.norm(other)))
 
 
-def test_examples_count_up_to_the_plans_most_and_are_shown_to_be_more(coordinator: Served) -> None:
+def test_examples_are_capped_at_the_plans_maximum(coordinator: Served) -> None:
     rounds = {"total": 2, "min_clients": 3, "collect_seconds": 600}
     federation_id, silos = running(
         coordinator, clients=3, **plan(rounds=rounds, limits={"max_examples": 1000})
@@ -211,7 +207,7 @@ def test_examples_count_up_to_the_plans_most_and_are_shown_to_be_more(coordinato
     assert capped == {silo.client_id: i == 2 for i, silo in enumerate(silos)}
 
 
-def test_the_default_counts_a_hundred_thousand_examples_at_most() -> None:
+def test_max_examples_is_a_hundred_thousand_by_default() -> None:
     wanted = FederationPlan.model_validate({"name": "a", "strategy": {"name": "fedavg"}})
     assert (wanted.limits.max_examples, wanted.privacy.min_voices) == (100_000, 1)
     assert "With two members" in " ".join(member_claims(wanted))

@@ -1,4 +1,4 @@
-"""What a client could compute of what another sent: attacks, and a table of all routes."""
+"""Information about other clients in a client's view: attacks, and a table of all routes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def unit(vector: NDArray[np.float64]) -> NDArray[np.float64]:
     return vector / np.linalg.norm(vector)
 
 
-def test_unit_vectors_as_signatures_read_no_coordinate_of_a_peer(coordinator: Served) -> None:
+def test_unit_sketches_do_not_reveal_a_peers_sketch(coordinator: Served) -> None:
     federation_id, (spy, peer) = running(coordinator, **MOSAIC)
     secret = unit(np.random.default_rng(3).normal(size=4))
     read: list[float] = []
@@ -52,7 +52,7 @@ def seen_by(silo: Silo, number: int) -> list[Any]:
     return [shown["scores"], *(one["scores"] for one in listed if one["round"] == number)]
 
 
-def test_a_running_mean_gives_no_peers_score(coordinator: Served) -> None:
+def test_a_running_mean_is_hidden_until_publication(coordinator: Served) -> None:
     federation_id, silos = running(coordinator, 5, **plan(rounds={"min_clients": 5}))
     for silo, exact in zip(silos, TRUE, strict=True):
         join(silo, 1)
@@ -68,7 +68,7 @@ def test_a_running_mean_gives_no_peers_score(coordinator: Served) -> None:
     assert everything["scores"]["worst"]["exact_match"]["value"] == min(TRUE)
 
 
-def test_a_mean_that_another_client_may_still_join_is_not_shown(coordinator: Served) -> None:
+def test_a_mean_is_hidden_while_scores_may_arrive(coordinator: Served) -> None:
     federation_id, silos = running(coordinator, 5, **plan(rounds={"min_clients": 5, "total": 4}))
     for number in (1, 2, 3):
         for silo in silos:
@@ -192,7 +192,7 @@ UNRELATED = {
 }
 
 
-def test_each_get_route_shows_a_client_what_the_table_says(coordinator: Served) -> None:
+def test_get_routes_show_clients_the_tables_fields_only(coordinator: Served) -> None:
     paths = coordinator.http().get("/openapi.json").json()["paths"]
     readable = {path for path, operations in paths.items() if "get" in operations}
     assert readable == FIELDS.keys() | UNRELATED.keys(), "a new route needs a row"

@@ -1,4 +1,4 @@
-"""Stored names that a terminal would act on, or that read as another name, load and are escaped."""
+"""Stored names with control characters: they load, and terminals show them escaped."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ RAW = "clinic\u202e\x9b2J"
 
 
 @pytest.mark.slow
-def test_a_raw_name_loads_and_is_escaped_in_the_terminal(coordinator: Served) -> None:
+def test_raw_names_load_and_are_escaped_in_terminals(coordinator: Served) -> None:
     operator = Operator(coordinator)
     federation_id, (silo, _) = running(coordinator)
     plan: dict[str, Any] = coordinator.admin.get(f"/v1/federations/{federation_id}").json()["plan"]

@@ -1,4 +1,4 @@
-"""No code from outside runs in a silo: nothing is unpickled or evaluated, and a model's folder is data."""
+"""Code from outside: no unpickling or evaluation in a silo, and model folders loaded as data."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _violations(source: str) -> list[str]:
     return violations
 
 
-def test_neither_agent_nor_contract_unpickles_or_evaluates_anything() -> None:
+def test_agent_and_schemas_never_unpickle_or_evaluate() -> None:
     files = [
         path for folder in ("client_agent", "schemas", "studies") for path in (ROOT / folder).rglob("*.py")
     ]
@@ -52,11 +52,11 @@ def test_neither_agent_nor_contract_unpickles_or_evaluates_anything() -> None:
     "source",
     ["eval(x)", "import pickle", "torch.load(x)", "np.load(x, allow_pickle=True)", "from dill import y"],
 )
-def test_such_a_call_would_be_noticed(source: str) -> None:
+def test_a_forbidden_call_is_detected(source: str) -> None:
     assert _violations(source)
 
 
-def test_a_model_folder_that_names_code_of_its_own_is_loaded_without_running_it(tmp_path: Path) -> None:
+def test_a_model_folders_own_code_is_not_executed(tmp_path: Path) -> None:
     folder, trace = tmp_path / "model", tmp_path / "executed"
     shutil.copytree(ROOT / "examples/models/tiny-s", folder)
     (folder / "own_code.py").write_text(f"open({str(trace)!r}, 'w').close()\nclass Model: ...\n")
@@ -71,7 +71,7 @@ def test_a_model_folder_that_names_code_of_its_own_is_loaded_without_running_it(
     assert not trace.exists()
 
 
-def test_a_plan_names_a_strategy_and_cannot_bring_one() -> None:
+def test_a_plan_cannot_contain_strategy_code() -> None:
     plan = {"name": "clinics", "strategy": {"name": "fedavg", "code": "print(1)"}}
     with pytest.raises(ValueError, match="code"):
         FederationPlan.model_validate(plan)

@@ -1,4 +1,4 @@
-"""What a browser is shown cannot be framed and runs no script but its own; new secrets are not stored."""
+"""Pages in a browser: no framing, no foreign script, no stored secrets."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.served import Served
 
 
 @pytest.mark.parametrize("path", ["/", "/docs"])
-def test_a_page_has_the_policy_and_no_script_of_its_own(coordinator: Served, path: str) -> None:
+def test_a_page_has_the_policy_without_inline_scripts(coordinator: Served, path: str) -> None:
     shown = coordinator.http().get(path)
     policy = shown.headers["content-security-policy"]
     assert "script-src 'self';" in policy
@@ -53,7 +53,7 @@ def test_footer_has_no_link_without_a_documentation(coordinator: Served) -> None
     assert "<!--" not in footer
 
 
-def test_every_module_of_the_page_is_served(coordinator: Served) -> None:
+def test_the_modules_of_the_page_are_served(coordinator: Served) -> None:
     http, folder = coordinator.http(), files("coordinator.dashboard")
     modules = [file.name for file in folder.iterdir() if file.name.endswith(".js")]
     assert len(modules) > 10

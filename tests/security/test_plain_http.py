@@ -1,4 +1,4 @@
-"""Tokens and adapters leave a machine encrypted, or because somebody said so."""
+"""Refusal of plain HTTP to other machines without explicit permission."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_plain_http_to_another_machine_is_exposed(url: str) -> None:
         "http://[::1]:9",
     ],
 )
-def test_encrypted_or_on_this_machine_is_not(url: str) -> None:
+def test_https_and_loopback_are_not_exposed(url: str) -> None:
     assert not is_exposed(url)
 
 
@@ -51,7 +51,7 @@ def silo(folder: Path, url: str, more: str = "") -> Path:
     return file
 
 
-def test_an_agent_refuses_plain_http_unless_it_is_told_so(
+def test_an_agent_refuses_plain_http_without_insecure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = silo(tmp_path, "http://tessera.example.org")
@@ -82,7 +82,7 @@ def test_a_command_sends_no_token_in_the_clear(command: tuple[str, ...]) -> None
     assert "--insecure" in refused.output
 
 
-def test_a_command_does_so_where_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_command_uses_plain_http_with_insecure(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("coordinator.cli.client._SECONDS", 0.2)
     for allowed in (run("audit", "--insecure"), run("audit", TESSERA_INSECURE="true")):
         assert allowed.exit_code == 1

@@ -1,4 +1,4 @@
-"""How near a member comes to another's adapter, measured: 0 is the adapter itself, 1 is knowing nothing."""
+"""Reconstruction error of another member's adapter: 0 is the adapter itself, 1 is no knowledge."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ def near(error: float) -> object:
         ("fedex_lora, four members", (near(0.78), near(0.78), near(0.78))),
     ],
 )
-def test_the_best_guess_is_as_far_off_as_the_plan_says(case: str, errors: tuple[object, ...]) -> None:
+def test_the_reconstruction_error_matches_the_table(case: str, errors: tuple[object, ...]) -> None:
     assert tuple(CASES[case](least) for least in (1, 2, 3)) == errors
 
 
-def test_who_is_absent_once_is_guessed_better_than_in_one_round() -> None:
+def test_an_absence_reveals_more_than_one_round() -> None:
     """What `min_voices` does not hold back: the difference of two rounds."""
     error = CASES["fedavg, five members, one absent then"](3)
     assert 0.2 < error < 0.7

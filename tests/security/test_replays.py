@@ -1,4 +1,4 @@
-"""Whoever has copied a signed request gets nothing for sending it again, and the client loses nothing."""
+"""Replays of signed requests: refused, and without cost for the client."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ def scores(exact_match: float) -> bytes:
     return json.dumps(scored({"loss": 1.0, "exact_match": exact_match})).encode()
 
 
-def kept(served: Served, silo: Silo) -> float:
+def stored_score(served: Served, silo: Silo) -> float:
     shown = served.admin.get(url(silo, 1)).json()["clients"]
     (stored,) = [c["scores"] for c in shown if c["client_id"] == silo.client_id]
     return float(stored["trained"]["exact_match"]["value"])
 
 
-def test_a_copied_put_does_not_undo_a_newer_one(coordinator: Served) -> None:
+def test_a_replayed_put_cannot_undo_a_newer_one(coordinator: Served) -> None:
     _, (silo, _) = running(coordinator)
     assert try_join(silo, 1).status_code == 200
     path = url(silo, 1, "/scores")
@@ -36,12 +36,12 @@ def test_a_copied_put_does_not_undo_a_newer_one(coordinator: Served) -> None:
     assert send(coordinator, old) == (204, "")
     assert silo.http.put(path, content=scores(0.75), headers=JSON).status_code == 204
     assert send(coordinator, old) == (401, "replayed")
-    assert kept(coordinator, silo) == 0.75
+    assert stored_score(coordinator, silo) == 0.75
     assert silo.http.put(path, content=scores(0.25), headers=JSON).status_code == 204, "its own retry counts"
     assert silo.http.put(path, content=scores(0.25), headers=JSON).status_code == 204
 
 
-def test_a_copied_put_is_refused_before_its_body_is_read(coordinator: Served) -> None:
+def test_a_replayed_put_is_refused_before_its_body(coordinator: Served) -> None:
     _, (silo, _) = running(coordinator)
     assert try_join(silo, 1).status_code == 200
     request = signed(coordinator, silo, "PUT", url(silo, 1, "/scores"), scores(0.5), **JSON)
@@ -50,7 +50,7 @@ def test_a_copied_put_is_refused_before_its_body_is_read(coordinator: Served) ->
     assert send(coordinator, other) == (401, "replayed")
 
 
-def test_a_copied_download_is_refused_and_costs_its_client_nothing(coordinator: Served) -> None:
+def test_a_replayed_download_counts_no_bytes(coordinator: Served) -> None:
     federation_id, silos = running(coordinator)
     one_round(coordinator, federation_id, silos, 1, [1.0, 2.0])
     silo = silos[0]
@@ -74,7 +74,7 @@ def test_a_copied_download_is_refused_and_costs_its_client_nothing(coordinator: 
     assert 0 < bytes_down[0] < bytes_down[1]
 
 
-def test_a_download_is_refused_on_another_replica_too(
+def test_a_download_replayed_to_another_replica_is_refused(
     serve: Callable[..., Served], fresh_postgres: Callable[[], str]
 ) -> None:
     database = fresh_postgres()
@@ -87,7 +87,7 @@ def test_a_download_is_refused_on_another_replica_too(
     assert send(second, there) == (401, "replayed")
 
 
-def test_copied_polls_leave_the_client_its_own(
+def test_replayed_polls_do_not_use_the_clients_limit(
     serve: Callable[..., Served], fresh_database: Callable[[str], str]
 ) -> None:
     served = serve(fresh_database("sqlite"), polls_per_second=0.01)
@@ -99,7 +99,7 @@ def test_copied_polls_leave_the_client_its_own(
 
 
 @pytest.mark.parametrize("path", ["/v1/me", "/v1/federations/{fid}/plan", "/v1/federations/{fid}/rounds"])
-def test_a_copied_read_is_refused(coordinator: Served, path: str) -> None:
+def test_a_replayed_read_is_refused(coordinator: Served, path: str) -> None:
     federation_id = coordinator.federation(**PLAN)
     silo = coordinator.enrol(federation_id, "a")
     request = signed(coordinator, silo, "GET", path.format(fid=federation_id))
@@ -108,7 +108,7 @@ def test_a_copied_read_is_refused(coordinator: Served, path: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "value"), [("Prefer", "wait=1"), ("Range", "bytes=0-9")])
-def test_what_decides_the_answer_is_signed(coordinator: Served, name: str, value: str) -> None:
+def test_prefer_and_range_must_be_signed(coordinator: Served, name: str, value: str) -> None:
     _, (silo, _) = running(coordinator)
     assert try_join(silo, 1).status_code == 200
     path = url(silo, 1, "/weights")
@@ -124,7 +124,7 @@ def test_what_decides_the_answer_is_signed(coordinator: Served, name: str, value
     assert send(coordinator, signed(coordinator, silo, "GET", path, **{name: value}))[0] in (200, 206)
 
 
-def test_reads_are_remembered_while_their_signatures_may_be_timely() -> None:
+def test_read_nonces_are_kept_while_signatures_are_timely() -> None:
     now = [0.0]
     reads = ReadNonces(clock=lambda: now[0])
     reads.use("a", "x")
@@ -137,7 +137,7 @@ def test_reads_are_remembered_while_their_signatures_may_be_timely() -> None:
     assert len(reads) == 1, "what cannot be timely any more is forgotten, its key as well"
 
 
-def test_a_key_fills_only_what_is_remembered_of_itself() -> None:
+def test_a_busy_key_evicts_only_its_own_nonces() -> None:
     reads = ReadNonces(clock=lambda: 0.0)
     reads.use("victim", "x")
     for number in range(2 * MAX_READS_PER_KEY):

@@ -1,4 +1,4 @@
-"""What a stolen token of the page is worth: only in its header, until its end, with the role of today."""
+"""Limits of a stolen token of the page: its header, its end, and the present role."""
 
 from __future__ import annotations
 
@@ -38,7 +38,9 @@ def outcome(answer: httpx.Response) -> str:
     return f"{answer.status_code} {slug(answer)}" if answer.is_error else str(answer.status_code)
 
 
-def test_a_token_counts_in_its_header_alone(begin: Callable[[str], Served], provider: Provider) -> None:
+def test_a_token_counts_in_the_authorization_header_only(
+    begin: Callable[[str], Served], provider: Provider
+) -> None:
     served = begin("chiefs=admin")
     provider.know("ada", groups=["chiefs"])
     stored = served.admin.post("/v1/tokens", json={"role": "admin", "name": "x"}).json()["token"]
@@ -57,9 +59,7 @@ def test_a_token_counts_in_its_header_alone(begin: Callable[[str], Served], prov
     assert served.admin.get("/v1/federations").json()["items"] == []
 
 
-def test_a_token_past_its_end_writes_nothing_and_its_stream_ends(
-    begin: Callable[[str], Served], provider: Provider
-) -> None:
+def test_an_expired_token_cannot_write_or_stream(begin: Callable[[str], Served], provider: Provider) -> None:
     served = begin("chiefs=admin")
     federation_id = served.federation()
     provider.know("ada", groups=["chiefs"], exp=int(time.time()) - 5)  # the clocks may differ by 30 s
@@ -79,9 +79,7 @@ def test_a_token_past_its_end_writes_nothing_and_its_stream_ends(
     assert served.admin.get(f"/v1/federations/{federation_id}").json()["state"] == "open"
 
 
-def test_a_role_that_was_withdrawn_is_gone_with_tokens_that_are_out(
-    begin: Callable[[str], Served], provider: Provider
-) -> None:
+def test_a_withdrawn_role_ends_for_issued_tokens(begin: Callable[[str], Served], provider: Provider) -> None:
     provider.know("ada", groups=["chiefs", "staff"])
     provider.know("ben", groups=["chiefs"])
     ada, ben = provider.token("ada"), provider.token("ben")
@@ -110,7 +108,7 @@ def test_a_revoked_token_ends_with_its_streams(begin: Callable[[str], Served]) -
     assert outcome(thief.get("/v1/federations")) == "401 credential-invalid"
 
 
-def test_a_stolen_code_is_worth_nothing_without_the_tab_that_asked(
+def test_a_stolen_code_needs_nonce_and_redirect_uri(
     begin: Callable[[str], Served], provider: Provider
 ) -> None:
     served = begin("chiefs=admin")

@@ -29,7 +29,7 @@ def served(serve: Callable[..., Served], fresh_database: Callable[[str], str]) -
     return serve(fresh_database("sqlite"), trusted_proxies="127.0.0.1")
 
 
-def test_a_trailer_does_not_say_where_a_request_comes_from(served: Served) -> None:
+def test_a_trailer_is_not_a_forwarded_address(served: Served) -> None:
     token = served.enrolment_token(served.federation(), "a", cidr="192.0.2.0/24")
     body = json.dumps(enrolment(served.http(), token, "a", Ed25519PrivateKey.generate())).encode()
     assert post(served, body, b"") == 401

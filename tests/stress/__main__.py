@@ -1,4 +1,4 @@
-"""The long part of what is promised about loss and intrusion: every harness in turn, and one table.
+"""The long tests of loss and intrusion: all harnesses in turn, and one table.
 
 python -m tests.stress [--schedules 1000] [--kills 20] [--fuzz-seconds 60] [--only kills,replicas]
 

@@ -1,4 +1,4 @@
-"""For pytest, `-p tests.stress.counted`: how many requests the coordinator has answered, in the report."""
+"""A pytest plugin, `-p tests.stress.counted`: the coordinator's answered requests in the report."""
 
 from __future__ import annotations
 

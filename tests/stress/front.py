@@ -1,4 +1,4 @@
-"""One address before several replicas, as a proxy has it: connections go to whoever takes them.
+"""One address for several replicas, as of a proxy: a connection goes to a replica that accepts it.
 
 The line to it can be cut, and mended: then whoever is behind it sees connections break, and none begin.
 """

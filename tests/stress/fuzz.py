@@ -1,4 +1,4 @@
-"""Coverage-guided fuzzing of what reads strangers' bytes: only the named refusals may escape.
+"""Coverage-guided fuzzing of the readers of foreign bytes: only the named errors may be raised.
 
 python -m tests.stress.fuzz TARGET [--seconds 60]
 

@@ -1,4 +1,4 @@
-"""A coordinator that dies at every place where it may, and at random moments."""
+"""Kills of a coordinator at all marked places and at random moments."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An event loop in a thread of its own, for what stands between clients and coordinators."""
+"""An event loop in a thread, for proxies between clients and coordinators."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A process that moves all payloads of a federation in progress to an object store, and is killed at it.
+"""A process that moves the payloads of a running federation to an object store, and is killed.
 
 Whenever it is dead, the objects that no payload has are swept, however young: nobody moves meanwhile.
 """

@@ -1,4 +1,4 @@
-"""Clients whose updates are basis vectors: what a round serves says which updates it counted how often."""
+"""Clients with basis vectors as updates: the served weights show how often an update was counted."""
 
 from __future__ import annotations
 

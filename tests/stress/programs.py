@@ -1,4 +1,4 @@
-"""Harnesses that are programs of their own: what they did, as far as they say it, and whether they failed."""
+"""Harnesses that are programs: their reported work, and their failures."""
 
 from __future__ import annotations
 

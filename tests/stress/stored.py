@@ -1,4 +1,4 @@
-"""What a database must hold when a federation is over, whatever happened to its coordinators meanwhile."""
+"""The content of a database after a federation, independent of the faults of its coordinators."""
 
 from __future__ import annotations
 

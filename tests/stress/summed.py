@@ -1,4 +1,4 @@
-"""Clients whose updates are summed: every committed total says which inputs it counted how often."""
+"""Clients with summed updates: a committed total shows how often an input was counted."""
 
 from __future__ import annotations
 

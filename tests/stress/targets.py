@@ -1,4 +1,4 @@
-"""What is fuzzed: readers of strangers' bytes. Each says whether it took its input, and refuses by name."""
+"""Fuzzing targets: readers of foreign bytes, which accept an input or raise a named error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests cut, doubled or trickled, and answers that never arrive: rounds are what they would be."""
+"""Requests cut, doubled or trickled, and lost answers: no lost and no doubled update."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.stress.proxy import FAULTS, bad_network
 
 @pytest.mark.long
 @pytest.mark.timeout(300)
-def test_a_bad_network_loses_and_doubles_nothing(database_url: str, tmp_path: Path) -> None:
+def test_a_bad_network_loses_and_doubles_no_update(database_url: str, tmp_path: Path) -> None:
     trial = Trial(clients=4, rounds=6)
     coordinator = Coordinator(database_url, tmp_path / "log")
     coordinator.start()

@@ -1,4 +1,4 @@
-"""A coordinator killed with SIGKILL, at every place where it matters and at random: nothing is lost."""
+"""A coordinator killed with SIGKILL, at all marked places and at random: no loss."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from tests.stress.summed import SummedTrial
 pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 
 
-def test_killed_at_every_place_where_it_matters(database_url: str, tmp_path: Path) -> None:
+def test_kills_at_marked_places_lose_no_update(database_url: str, tmp_path: Path) -> None:
     found = kills.at_every_place(database_url, tmp_path, Trial(clients=4, rounds=8))
     assert sorted([*found.died_at, *kills.OF_SUMS, *kills.OF_MOVES, *kills.OF_OWNERS]) == sorted(PLACES)
 
 
-def test_killed_at_every_place_of_a_sum(database_url: str, tmp_path: Path) -> None:
+def test_kills_at_places_of_a_sum_are_harmless(database_url: str, tmp_path: Path) -> None:
     found = kills.at_every_place_of_a_sum(database_url, tmp_path, SummedTrial())
     assert found.died_at == kills.OF_SUMS
 
 
-def test_killed_at_random_moments(database_url: str, tmp_path: Path) -> None:
+def test_kills_at_random_moments_lose_no_update(database_url: str, tmp_path: Path) -> None:
     found = kills.at_random(database_url, tmp_path, Trial(clients=8, rounds=12), seed=7, every=1.5)
     assert len(found.died_at) >= 3
 
 
-def test_killed_at_random_moments_while_tensors_move_to_a_store(
+def test_kills_during_moves_to_a_store_are_harmless(
     database_url: str, tmp_path: Path, rows: Callable[[str, str], list[tuple[Any, ...]]]
 ) -> None:
     pytest.importorskip("obstore")
@@ -52,7 +52,7 @@ def test_killed_at_random_moments_while_tensors_move_to_a_store(
     assert places
 
 
-def test_killed_while_collecting_what_nobody_refers_to(
+def test_a_killed_collection_leaves_whole_payloads(
     database_url: str, rows: Callable[[str, str], list[tuple[Any, ...]]]
 ) -> None:
     kills.leave_over(database_url)

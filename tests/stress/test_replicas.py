@@ -1,4 +1,4 @@
-"""Two replicas on PostgreSQL, one frozen beyond its lease, one killed: rounds are what one makes."""
+"""Two replicas on PostgreSQL, one frozen beyond its lease, one killed: the rounds of one replica."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.stress.summed import SummedTrial
 
 @pytest.mark.long
 @pytest.mark.timeout(600)
-def test_replicas_that_freeze_and_die_lose_and_double_nothing(
+def test_frozen_and_killed_replicas_publish_the_same_rounds(
     fresh_database: Callable[[str], str], tmp_path: Path
 ) -> None:
     trial = Trial(clients=4, rounds=30)
@@ -30,7 +30,7 @@ def test_replicas_that_freeze_and_die_lose_and_double_nothing(
 
 @pytest.mark.long
 @pytest.mark.timeout(600)
-def test_a_replica_that_freezes_while_it_opens_a_sum_is_overtaken(
+def test_a_replica_frozen_during_a_sum_is_overtaken(
     fresh_database: Callable[[str], str], tmp_path: Path
 ) -> None:
     trial = SummedTrial(rounds=6)

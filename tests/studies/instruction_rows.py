@@ -1,4 +1,4 @@
-"""Tasks of our own in the schema of Natural Instructions, as rows of the hub and as task files."""
+"""Tasks in the schema of Natural Instructions, as rows of the hub and as task files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows of our own in the schemas of public data sets, and folders for the studies of real models."""
+"""Rows in the schemas of public data sets, and folders for the studies of real models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tasks are assigned to silos by keyword, by category or by a file, and what cannot be is refused."""
+"""Assignment of tasks to silos by keyword, by category or by a file, and its errors."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def tasks_of(read: Study, seed: int = 0) -> list[set[str]]:
     return [{e.task.name for e in data.all if e.task is not None} for data in drawn]
 
 
-def test_keywords_choose_tasks_by_the_words_of_their_definitions(tmp_path: Path) -> None:
+def test_keywords_choose_tasks_by_their_definitions(tmp_path: Path) -> None:
     read = study(tmp_path, KEYWORDS, silos=9)
     code, language, answers = (tasks_of(read)[first::3] for first in range(3))
     assert code == [{QUERY}] * 3
@@ -42,7 +42,7 @@ def test_keywords_choose_tasks_by_the_words_of_their_definitions(tmp_path: Path)
     assert [silo.group for silo in read.silo] == ["code", "language", "answers"] * 3
 
 
-def test_a_keyword_inside_a_word_is_no_match(tmp_path: Path) -> None:
+def test_a_keyword_inside_a_word_does_not_match(tmp_path: Path) -> None:
     with pytest.raises(StudyUnusable, match=r"no definition has a word that begins with 'argo'.*task1_boat"):
         draw_examples(study(tmp_path, KEYWORDS + 'cargo = ["argo"]\n'), 0)
 
@@ -54,13 +54,13 @@ def test_categories_of_task_files_choose_tasks(tmp_path: Path) -> None:
     assert tasks_of(read) == [{BOAT, BACKWARDS}, {CARGO, CREW}] * 2
 
 
-def test_a_file_names_the_tasks_of_categories_where_rows_have_none(tmp_path: Path) -> None:
+def test_a_file_can_name_the_tasks_of_categories(tmp_path: Path) -> None:
     categories = {"Translation": [BOAT, "task9_elsewhere"], "Question Answering": [CREW], "Code": [QUERY]}
     (tmp_path / "clients.json").write_text(json.dumps(categories))
     assert tasks_of(study(tmp_path, BY_FILE)) == [{BOAT}, {CREW}] * 2
 
 
-def test_a_file_names_the_tasks_of_silos(tmp_path: Path) -> None:
+def test_a_file_can_name_the_tasks_of_silos(tmp_path: Path) -> None:
     expected = {"silo-0": [BOAT], "silo-1": [CREW, QUERY], "silo-2": [QUERY]}
     (tmp_path / "clients.json").write_text(json.dumps(expected))
     read = study(tmp_path, BY_CLIENT, silos=3)
@@ -69,7 +69,7 @@ def test_a_file_names_the_tasks_of_silos(tmp_path: Path) -> None:
     assert set(record.silos["silo-1"].train) == {CREW, QUERY}
 
 
-def test_silos_choose_their_categories_themselves(tmp_path: Path) -> None:
+def test_a_silo_can_name_its_categories(tmp_path: Path) -> None:
     file = write_study(tmp_path, KEYWORDS, 2)
     write_rows(tmp_path / "rows")
     file.write_text(file.read_text() + '\ncategories = ["answers", "code"]\ngroup = "cargo"\n')
@@ -78,7 +78,7 @@ def test_silos_choose_their_categories_themselves(tmp_path: Path) -> None:
     assert [silo.group for silo in read.silo] == ["code", "cargo"]
 
 
-def test_a_seed_deals_the_same_tasks_again_and_no_example_twice(tmp_path: Path) -> None:
+def test_assignment_is_deterministic_without_repeated_examples(tmp_path: Path) -> None:
     read = study(tmp_path, KEYWORDS, silos=6)
     assert draw_examples(read, 3) == draw_examples(read, 3)
     assert len({tuple(map(tuple, tasks_of(read, seed))) for seed in range(6)}) > 1
@@ -119,7 +119,7 @@ def test_tasks_that_cannot_be_assigned_are_refused(
 
 
 @pytest.mark.parametrize(("text", "message"), [("{", "is not JSON"), ('{"a": [], "a": []}', "a key twice")])
-def test_a_file_of_tasks_that_cannot_be_read_is_refused(tmp_path: Path, text: str, message: str) -> None:
+def test_an_unreadable_file_of_tasks_is_refused(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "clients.json").write_text(text)
     with pytest.raises(StudyUnusable, match=message):
         draw_examples(study(tmp_path, BY_CLIENT), 0)
@@ -162,7 +162,7 @@ def test_rows_without_tasks_are_refused(tmp_path: Path) -> None:
         (KEYWORDS.replace('["sql"]', '[" "]'), "", r"partition\.keywords\.code"),
     ],
 )
-def test_what_does_not_fit_is_refused_in_the_study(
+def test_inconsistent_partition_and_silo_options_are_refused(
     tmp_path: Path, partition: str, silo: str, message: str
 ) -> None:
     file = write_study(tmp_path, partition, 2)

@@ -1,4 +1,4 @@
-"""What a bank of experts is compared with: the same examples, steps, rate and adapter, trained alone."""
+"""The control of a bank of experts: the same examples, steps, rate and adapter, trained alone."""
 
 from __future__ import annotations
 
@@ -22,16 +22,14 @@ def data_of(host: SiloHost, name: str) -> SiloData:
     return host.silo(name).data
 
 
-def drawn(context: WorkerContext, cell: Cell) -> dict[str, SiloData]:
+def examples_by_silo(context: WorkerContext, cell: Cell) -> dict[str, SiloData]:
     """Return what each silo of a run trains on and is scored on."""
     with local_crew(context, cell) as crew:
         return crew.run([silo.name for silo in context.study.silo], data_of)
 
 
 @pytest.mark.parametrize(("method", "control"), [("fed_vemoe", "local_lora"), ("fed_vemoe_pq", "local")])
-def test_a_bank_and_its_control_differ_in_the_federation_alone(
-    tmp_path: Path, method: str, control: str
-) -> None:
+def test_banks_and_their_controls_share_plan_and_examples(tmp_path: Path, method: str, control: str) -> None:
     """Defect 10: the reference compared other splits, budgets, rates, and tasks of a client."""
     read = study(tmp_path, *SILOS)
     bank, alone = cells_of(read, methods_of(read, [method, control]), [3])
@@ -40,10 +38,10 @@ def test_a_bank_and_its_control_differ_in_the_federation_alone(
         assert getattr(bank.plan, part) == getattr(alone.plan, part), part
     assert bank.plan.rounds.total == alone.plan.rounds.total
     context = WorkerContext(read, tmp_path / "out", None, SharedModels())
-    examples = drawn(context, bank)
-    assert examples == drawn(context, alone)
+    examples = examples_by_silo(context, bank)
+    assert examples == examples_by_silo(context, alone)
     assert len({data.train for data in examples.values()}) == len(SILOS)
     (other_seed,) = cells_of(read, methods_of(read, [method]), [4])
-    assert examples != drawn(context, other_seed)
+    assert examples != examples_by_silo(context, other_seed)
     for data in examples.values():
         assert not set(data.test) & {*data.train, *data.validation}

@@ -1,4 +1,4 @@
-"""The battery of methods runs whole, and a pool goes on with a search."""
+"""Runs of all methods of the battery, and a search during the runs of a pool."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.studies.test_fair import fair_study
 STUDIES = EXAMPLES / "studies"
 
 
-def test_the_quick_battery_has_the_methods_of_the_whole_one() -> None:
+def test_the_quick_battery_has_the_methods_of_battery() -> None:
     quick, whole = (read_study(STUDIES / f"{name}.toml") for name in ("battery_quick", "battery"))
     assert quick.methods == whole.methods
     assert quick.method == whole.method
@@ -24,7 +24,7 @@ def test_the_quick_battery_has_the_methods_of_the_whole_one() -> None:
 
 @pytest.mark.long
 @pytest.mark.timeout(900)
-def test_all_methods_of_the_battery_run(tmp_path: Path) -> None:
+def test_the_quick_battery_runs_without_missing_results(tmp_path: Path) -> None:
     report = simulate(read_study(STUDIES / "battery_quick.toml"), out=tmp_path, workers=2)
     assert not report.missing
     assert list(report.courses) == read_study(STUDIES / "battery.toml").methods
@@ -38,7 +38,7 @@ def test_all_methods_of_the_battery_run(tmp_path: Path) -> None:
 
 @pytest.mark.long
 @pytest.mark.timeout(900)
-def test_a_search_goes_on_while_the_pool_runs(tmp_path: Path) -> None:
+def test_the_pool_runs_searches_of_rates(tmp_path: Path) -> None:
     read = fair_study(tmp_path, "fair.rates = [0.003, 0.01]\n")
     report = simulate(read, methods=["local_lora", "fedit"], out=tmp_path / "out", workers=2)
     assert not report.missing

@@ -46,7 +46,7 @@ PACKS = ("client_agent.adapters", "client_agent.alignment", "client_agent.model"
         ("studies/command.py", False, False),
     ],
 )
-def test_code_that_decides_figures_is_in_their_name(
+def test_the_code_digest_covers_code_that_affects_results(
     shipped: Path, file: str, runs_change: bool, packs_change: bool
 ) -> None:
     before = digest_of_code(RUN), digest_of_code(PACKS)
@@ -56,12 +56,12 @@ def test_code_that_decides_figures_is_in_their_name(
     assert (before[0] != after[0], before[1] != after[1]) == (runs_change, packs_change)
 
 
-def test_another_torch_has_another_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_code_digest_covers_the_torch_version(monkeypatch: pytest.MonkeyPatch) -> None:
     before = digest_of_code(PACKS)
     monkeypatch.setattr(code_fingerprint, "version", lambda library: "0.0.0")
     assert digest_of_code(PACKS) != before
 
 
-def test_everything_that_is_left_out_is_there() -> None:
+def test_excluded_presentation_code_exists() -> None:
     root = Path(code_fingerprint.__file__).parents[1]
     assert all((root / name).exists() for name in code_fingerprint._PRESENTATION)

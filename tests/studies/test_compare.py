@@ -59,18 +59,18 @@ def invoked(file: Path, *arguments: str) -> tuple[int, str]:
     return done.exit_code, " ".join(done.stderr.replace("\u2502", " ").split())
 
 
-def missing(comparison: Comparison) -> list[str]:
+def missing_labels(comparison: Comparison) -> list[str]:
     return [cell.label for cell in comparison.missing()]
 
 
 def test_a_finished_run_is_not_run_again(tmp_path: Path) -> None:
     comparison = planned(tmp_path)
     previous = finish(comparison, "fedavg", 0)
-    assert missing(planned(tmp_path)) == ["local, seed 0", "local, seed 1", "fedavg, seed 1"]
+    assert missing_labels(planned(tmp_path)) == ["local, seed 0", "local, seed 1", "fedavg, seed 1"]
     assert planned(tmp_path).results() == [previous]
 
 
-def test_a_run_of_other_examples_steps_or_data_does_not_count(tmp_path: Path) -> None:
+def test_results_of_other_examples_or_steps_are_ignored(tmp_path: Path) -> None:
     finish(planned(tmp_path), "fedavg", 0)
     assert len(planned(tmp_path).missing()) == 3
     plan = {"training": {"steps": 3}}
@@ -92,7 +92,7 @@ def test_a_truncated_result_is_ignored(tmp_path: Path) -> None:
     assert stored_result(cell, comparison.out) is None
 
 
-def test_stored_layers_are_deleted_once_no_run_is_missing(tmp_path: Path) -> None:
+def test_stored_layers_are_deleted_after_the_last_run(tmp_path: Path) -> None:
     comparison = planned(tmp_path)
     for cell in comparison.cells:
         finish(comparison, cell.method, cell.seed)
@@ -204,7 +204,7 @@ def test_two_comparisons_do_not_share_a_folder(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("finished_runs", [4, 3, 0])
-def test_the_exit_status_is_1_while_results_are_missing(
+def test_the_exit_status_is_1_with_missing_results(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, finished_runs: int
 ) -> None:
     monkeypatch.setattr(signal, "signal", lambda *_: None)  # Ctrl-C goes on being for the tests
@@ -218,7 +218,7 @@ def test_the_exit_status_is_1_while_results_are_missing(
 
 
 @pytest.mark.slow
-def test_seconds_are_those_of_training_alone(tmp_path: Path) -> None:
+def test_measured_seconds_exclude_alignment(tmp_path: Path) -> None:
     read = read_study(write_study(tmp_path))
     (cell,) = cells_of(read, methods_of(read, ["local"]), [0])
     context = WorkerContext(read, tmp_path / "out", None, SharedModels())
@@ -233,9 +233,7 @@ def test_seconds_are_those_of_training_alone(tmp_path: Path) -> None:
 
 @pytest.mark.long
 @pytest.mark.timeout(1500)
-def test_a_comparison_that_was_killed_goes_on_and_ends_with_the_figures_of_an_unbroken_one(
-    tmp_path: Path, start: Start
-) -> None:
+def test_a_killed_comparison_resumes_with_equal_results(tmp_path: Path, start: Start) -> None:
     write_study(tmp_path, *THREE)
     arguments = ("--seeds", "0", "--workers", "1", "--methods", "local,fedmosaic,fedavg", "--json")
     process = start(tmp_path, *arguments)
@@ -269,7 +267,7 @@ def test_a_comparison_that_was_killed_goes_on_and_ends_with_the_figures_of_an_un
 
 @pytest.mark.long
 @pytest.mark.timeout(1500)
-def test_a_run_that_fails_is_named_with_its_log_and_the_others_go_on(tmp_path: Path, start: Start) -> None:
+def test_a_failed_run_is_named_with_its_log(tmp_path: Path, start: Start) -> None:
     wild = '[method.wild]\nlike = "local"\ntraining.learning_rate = 1e38\ntraining.max_grad_norm = 1e38\n'
     write_study(tmp_path, more=wild)
     process = start(tmp_path, "--seeds", "0", "--workers", "1", "--methods", "wild,local")
@@ -284,7 +282,7 @@ def test_a_run_that_fails_is_named_with_its_log_and_the_others_go_on(tmp_path: P
 
 @pytest.mark.long
 @pytest.mark.timeout(1500)
-def test_ctrl_c_explains_how_to_resume_and_leaves_no_process(tmp_path: Path, start: Start) -> None:
+def test_ctrl_c_leaves_no_process_and_explains_resuming(tmp_path: Path, start: Start) -> None:
     long = "".join(
         f'[method.{name}]\nlike = "{like}"\ntraining.steps = 100000\n'
         for name, like in (("long", "local"), ("long_together", "fedavg"))

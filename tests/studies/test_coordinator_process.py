@@ -1,4 +1,4 @@
-"""The coordinator of a simulation, killed and started again."""
+"""The coordinator of a simulation: kill and restart."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from studies.coordinator_process import CoordinatorProcess
 
 
 @pytest.mark.slow
-def test_a_killed_coordinator_goes_on_with_its_database(tmp_path: Path) -> None:
+def test_a_killed_coordinator_restarts_with_its_database(tmp_path: Path) -> None:
     coordinator = CoordinatorProcess(tmp_path)
     try:
         coordinator.start()
@@ -28,7 +28,7 @@ def test_a_killed_coordinator_goes_on_with_its_database(tmp_path: Path) -> None:
         coordinator.stop()
 
 
-def test_a_coordinator_that_was_not_started_has_no_process(tmp_path: Path) -> None:
+def test_a_coordinator_without_process_cannot_be_killed(tmp_path: Path) -> None:
     coordinator = CoordinatorProcess(tmp_path)
     with pytest.raises(CoordinatorStopped):
         coordinator.kill()

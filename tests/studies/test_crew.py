@@ -1,4 +1,4 @@
-"""The silos of one run: hosted anew after a kill, and in several workers on Ray."""
+"""The silos of one run: a new host after a kill, and several workers on Ray."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ rounds.total = 1
 """
 
 
-def many(folder: Path, count: int) -> Path:
+def write_many_silos(folder: Path, count: int) -> Path:
     """Write a study of so many silos, each with two examples."""
     silos = [
         silo_table(f"s{number:04d}", ("copy", "flip")[number % 2], examples=2) for number in range(count)
@@ -74,7 +74,7 @@ def silo_workers() -> list[psutil.Process]:
 
 
 @pytest.mark.slow
-def test_another_host_goes_on_from_the_folders_of_silos(tmp_path: Path, coordinator: Served) -> None:
+def test_a_new_host_continues_from_the_silos_folders(tmp_path: Path, coordinator: Served) -> None:
     read = study(tmp_path, more=ONE_ROUND)
     (cell,) = cells_of(read, methods_of(read, ["once"]), [0])
     names = [silo.name for silo in read.silo]
@@ -100,7 +100,7 @@ def test_another_host_goes_on_from_the_folders_of_silos(tmp_path: Path, coordina
 
 
 @needs_ray
-def test_shares_are_equal_and_have_few_base_models(tmp_path: Path) -> None:
+def test_shares_have_equal_sizes_and_few_base_models(tmp_path: Path) -> None:
     from studies.ray_crew import shares
 
     mixed = [silo_table(f"s{number}", model="SL"[number % 2]) for number in range(5)]
@@ -123,7 +123,7 @@ def test_a_node_has_room_for_whole_workers_only() -> None:
 
 
 @needs_ray
-def test_a_cluster_that_is_too_small_for_all_silo_workers_is_refused(
+def test_clusters_too_small_for_silo_workers_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from studies import ray_pool
@@ -140,7 +140,7 @@ def test_a_cluster_that_is_too_small_for_all_silo_workers_is_refused(
 @needs_ray
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
-def test_silos_in_two_workers_have_the_report_of_one_process(tmp_path: Path) -> None:
+def test_two_silo_workers_report_as_one_process(tmp_path: Path) -> None:
     silos = [
         silo_table(name, model=model) for name, model in (("aster", "S"), ("birch", "L"), ("cedar", "S"))
     ]
@@ -155,8 +155,8 @@ def test_silos_in_two_workers_have_the_report_of_one_process(tmp_path: Path) -> 
 @needs_ray
 @pytest.mark.long
 @pytest.mark.timeout(3000)
-def test_a_hundred_silos_in_two_workers_have_the_report_of_one_process(tmp_path: Path) -> None:
-    many(tmp_path, 100)
+def test_a_hundred_silos_report_as_in_one_process(tmp_path: Path) -> None:
+    write_many_silos(tmp_path, 100)
     methods = ("--methods", "fedmosaic", "--workers", "1")
     local = finished(tmp_path, "processes", *methods)
     assert compared(
@@ -218,7 +218,7 @@ def test_a_fair_comparison_searches_rates_with_silo_workers(tmp_path: Path) -> N
 @pytest.mark.timeout(3600)
 @pytest.mark.skipif(not os.environ.get("TESSERA_MANY_SILOS"), reason="a thousand silos: TESSERA_MANY_SILOS=1")
 def test_a_thousand_silos_take_part_in_a_round(tmp_path: Path) -> None:
-    many(tmp_path, 1000)
+    write_many_silos(tmp_path, 1000)
     method = ("--methods", "fedavg", "--workers", "1", "--engine", "ray", "--silo-workers", "2")
     report = finished(tmp_path, "ray", *method)
     assert len(report["methods"][0]["clients"]) == 1000

@@ -1,4 +1,4 @@
-"""Studies whose rounds draw clients (`rounds.sample`): who takes part, and what the report says of it."""
+"""Studies with sampled clients (`rounds.sample`): the participants, and the report."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ rounds.sample = 0.5
 """
 
 
-def three(folder: Path, *silos: str, more: str = STUDY) -> Study:
+def three_silos(folder: Path, *silos: str, more: str = STUDY) -> Study:
     return study(folder, *(silos or map(silo_table, NAMES)), more=more)
 
 
@@ -45,12 +45,12 @@ def planned(read: Study, method: str, seed: int = 0) -> FederationPlan:
 @pytest.mark.parametrize(
     ("sample", "clients"), [(None, 3), (1.0, 3), (0.5, 2), (0.01, 1), (2, 2), (9, 3), (True, 3), ("2", 3)]
 )
-def test_a_round_waits_for_the_clients_that_it_draws(sample: float | str | None, clients: int) -> None:
+def test_clients_per_round_follow_from_the_sample(sample: float | str | None, clients: int) -> None:
     assert clients_per_round(sample, 3) == clients
 
 
-def test_seed_round_and_names_alone_decide_who_takes_part(tmp_path: Path) -> None:
-    plan = planned(three(tmp_path), "half")
+def test_the_sample_depends_on_seed_round_and_names(tmp_path: Path) -> None:
+    plan = planned(three_silos(tmp_path), "half")
     assert (plan.rounds.min_clients, plan.rounds.quorum) == (2, 2)
     draws = [drawn_in(plan, number, NAMES) for number in range(1, 30)]
     assert draws == [drawn_in(plan, number, NAMES) for number in range(1, 30)]
@@ -71,20 +71,16 @@ def test_seed_round_and_names_alone_decide_who_takes_part(tmp_path: Path) -> Non
         (NAMES, 'rounds.sample = "half"\n', "rounds.sample"),
     ],
 )
-def test_a_sample_that_a_study_cannot_use_is_refused(
-    tmp_path: Path, silos: list[str], more: str, refusal: str
-) -> None:
+def test_an_unusable_sample_is_refused(tmp_path: Path, silos: list[str], more: str, refusal: str) -> None:
     tables = [silo_table(name, **({"joins_after": 1} if name == "late" else {})) for name in silos]
-    read = three(tmp_path, *tables, more=f'[method.half]\nlike = "fedit"\n{more}')
+    read = three_silos(tmp_path, *tables, more=f'[method.half]\nlike = "fedit"\n{more}')
     with pytest.raises(StudyUnusable, match=refusal):
         planned(read, "half")
 
 
 @pytest.mark.slow
-def test_a_run_has_the_rounds_of_those_who_were_drawn_and_the_report_says_so(
-    tmp_path: Path, served: Served
-) -> None:
-    read = three(tmp_path)
+def test_a_run_has_the_rounds_of_sampled_clients(tmp_path: Path, served: Served) -> None:
+    read = three_silos(tmp_path)
     with Operator(served.url, ADMIN_TOKEN) as operator:
         context = WorkerContext(read, tmp_path / "out", operator, SharedModels())
         (cell,) = cells_of(read, methods_of(read, ["half"]), [0])

@@ -1,4 +1,4 @@
-"""A fair comparison: one adapter, one choice of states, and a rate that is searched for each method."""
+"""Fair comparisons: one adapter, one choice of states, and a searched rate per method."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def search(comparison: Comparison, losses: dict[float, float]) -> list[str]:
     return labels
 
 
-def test_a_method_trains_at_the_rate_with_the_least_validation_loss(tmp_path: Path) -> None:
+def test_the_searched_rate_has_the_least_validation_loss(tmp_path: Path) -> None:
     comparison = planned(tmp_path, methods=["local_lora"])
     assert [cell.label for cell in comparison.missing()] == [
         "local_lora, seed 0, rate 0.001",
@@ -73,7 +73,7 @@ def test_a_method_trains_at_the_rate_with_the_least_validation_loss(tmp_path: Pa
     assert [cell.label for cell in resumed.missing()] == [cell.label for cell in comparison.missing()]
 
 
-def test_named_rates_are_all_tried_and_a_single_one_is_not(tmp_path: Path) -> None:
+def test_a_single_named_rate_needs_no_search(tmp_path: Path) -> None:
     comparison = planned(tmp_path, "fair.rates = [0.1, 0.2]\n")
     assert search(comparison, {0.1: 1, 0.2: 2}) == [
         "local_lora, seed 0, rate 0.1",
@@ -103,7 +103,7 @@ def test_methods_that_share_their_runs_share_their_searches(tmp_path: Path) -> N
     assert cells == {"local_lora": "all", "fedit": "all", "fedit_local": "all", "averages": "served"}
 
 
-def test_all_methods_have_the_adapter_of_the_rules(tmp_path: Path) -> None:
+def test_methods_have_the_adapter_of_the_rules(tmp_path: Path) -> None:
     methods = ["local_lora", "ca_pfl", "het_lora", "fedmosaic", "fedmosaic_pq"]
     comparison = planned(
         tmp_path, 'fair.adapter = { rank = 3, roles = ["v", "o"] }\nfair.rates = [0.1]\n', methods
@@ -146,13 +146,13 @@ def test_all_methods_have_the_adapter_of_the_rules(tmp_path: Path) -> None:
         ("fair.search_seed = 2\n", BOTH, "rates are searched with seed 2, which is not to be reported"),
     ],
 )
-def test_what_is_not_fair_is_refused(tmp_path: Path, more: str, methods: list[str], fact: str) -> None:
+def test_unfair_options_are_refused(tmp_path: Path, more: str, methods: list[str], fact: str) -> None:
     with pytest.raises(StudyUnusable) as refused:
         planned(tmp_path, more, methods)
     assert fact in str(refused.value)
 
 
-def test_a_rate_at_which_everything_diverges_is_no_choice(tmp_path: Path) -> None:
+def test_rates_that_all_diverge_are_refused(tmp_path: Path) -> None:
     comparison = planned(tmp_path, "fair.rates = [0.1, 0.2]\n", ["local_lora"])
     with pytest.raises(StudyUnusable, match="local_lora diverged at every learning rate that was tried"):
         search(comparison, {0.1: inf, 0.2: inf})

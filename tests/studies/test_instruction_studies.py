@@ -1,4 +1,4 @@
-"""A study of assigned tasks runs: every method on the same split, with the scores of each task."""
+"""A study of assigned tasks: one split for all methods, and the scores of each task."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def sides(client: ClientResult) -> list[tuple[dict[str, object], dict[str, objec
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_every_state_of_every_method_is_scored_by_task(runs: tuple[Study, dict[str, CellResult]]) -> None:
+def test_states_of_a_run_are_scored_by_task(runs: tuple[Study, dict[str, CellResult]]) -> None:
     _, results = runs
     for method, run in results.items():
         for number, task in enumerate(TASKS):
@@ -64,7 +64,7 @@ def test_every_state_of_every_method_is_scored_by_task(runs: tuple[Study, dict[s
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_training_alone_begins_with_the_same_scores_by_task(
+def test_methods_begin_with_the_same_scores_by_task(
     runs: tuple[Study, dict[str, CellResult]],
 ) -> None:
     read, results = runs

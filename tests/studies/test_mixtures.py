@@ -1,4 +1,4 @@
-"""A partition divides pooled sources among the silos: by Dirichlet proportions, by task, by size."""
+"""Partitions of pooled sources among silos: by Dirichlet proportions, by task, by size."""
 
 from __future__ import annotations
 
@@ -56,9 +56,7 @@ def label(completion: str) -> str:
 
 @pytest.mark.parametrize("partition", PARTITIONS)
 @pytest.mark.parametrize("seed", [0, 1])
-def test_nothing_is_dealt_twice_or_both_trained_on_and_tested(
-    tmp_path: Path, partition: str, seed: int
-) -> None:
+def test_a_partition_assigns_an_example_at_most_once(tmp_path: Path, partition: str, seed: int) -> None:
     data = draw_examples(write(tmp_path, partition), seed)
     train, validation, test = (keys(data, side) for side in ("train", "validation", "test"))
     assert len(train) == 4 * 8
@@ -69,14 +67,14 @@ def test_nothing_is_dealt_twice_or_both_trained_on_and_tested(
 
 
 @pytest.mark.parametrize("partition", PARTITIONS)
-def test_a_seed_draws_the_same_again_and_another_one_something_else(tmp_path: Path, partition: str) -> None:
+def test_a_partition_is_determined_by_its_seed(tmp_path: Path, partition: str) -> None:
     read = write(tmp_path, partition)
     assert draw_examples(read, 0) == draw_examples(read, 0)
     assert set(keys(draw_examples(read, 0), "train")) != set(keys(draw_examples(read, 1), "train"))
 
 
 @pytest.mark.parametrize("partition", PARTITIONS[:2])
-def test_more_examples_only_add_to_fewer(tmp_path: Path, partition: str) -> None:
+def test_a_larger_draw_contains_the_smaller_one(tmp_path: Path, partition: str) -> None:
     read = write(tmp_path, partition)
     fewer, more = (draw_examples(read.with_examples(count), 0) for count in (4, 10))
     for name, silo_data in fewer.items():
@@ -84,7 +82,7 @@ def test_more_examples_only_add_to_fewer(tmp_path: Path, partition: str) -> None
         assert more[name].validation == silo_data.validation
 
 
-def test_a_small_alpha_makes_silos_of_few_classes_and_a_large_one_of_all(tmp_path: Path) -> None:
+def test_a_small_alpha_concentrates_the_classes_of_silos(tmp_path: Path) -> None:
     def most_frequent(alpha: float) -> float:
         folder = tmp_path / str(alpha)
         read = write(folder, f'kind = "dirichlet"\nalpha = {alpha}', silos=6, examples=20)
@@ -98,14 +96,14 @@ def test_a_small_alpha_makes_silos_of_few_classes_and_a_large_one_of_all(tmp_pat
     assert most_frequent(100.0) < 0.4
 
 
-def test_the_proportions_have_the_distribution_s_mean_and_variance() -> None:
+def test_proportions_have_the_mean_and_variance_of_dirichlet() -> None:
     drawn = np.array([list(dirichlet(0.5, "abcd", 0, f"silo-{i}").values()) for i in range(2000)])
     assert np.allclose(drawn.sum(axis=1), 1)
     assert np.allclose(drawn.mean(axis=0), 1 / 4, atol=0.02)
     assert np.allclose(drawn.var(axis=0), (1 / 4) * (3 / 4) / (4 * 0.5 + 1), atol=0.01)
 
 
-def test_tests_have_the_classes_that_the_silo_trains_on(tmp_path: Path) -> None:
+def test_test_items_have_the_classes_of_training(tmp_path: Path) -> None:
     read = write(tmp_path, 'kind = "dirichlet"\nalpha = 0.02\nover = "task"', silos=3)
     for silo_data in draw_examples(read, 0).values():
         train, test = (
@@ -115,9 +113,7 @@ def test_tests_have_the_classes_that_the_silo_trains_on(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("count", [2, 30])
-def test_a_source_with_validation_examples_is_drawn_from_no_more_often_than_the_others(
-    tmp_path: Path, count: int
-) -> None:
+def test_sources_share_validation_examples_equally(tmp_path: Path, count: int) -> None:
     write(tmp_path, 'kind = "by_task"\ntasks_per_silo = 2')
     rows = [json.dumps({"prompt": f"colour validation {i}:", "completion": " colour0"}) for i in range(count)]
     (tmp_path / "colour" / "validation.jsonl").write_text("".join(row + "\n" for row in rows))
@@ -132,7 +128,7 @@ def test_a_source_with_validation_examples_is_drawn_from_no_more_often_than_the_
     assert {side for silo in drawn for task, side in silo if task != "colour"} == {"train"}
 
 
-def test_by_task_gives_silos_tasks_in_turn(tmp_path: Path) -> None:
+def test_the_partition_by_task_assigns_tasks_in_turn(tmp_path: Path) -> None:
     for count, first, last in ((1, {"colour"}, {"colour"}), (2, {"colour", "shape"}, {"colour", "shape"})):
         read = write(tmp_path, f'kind = "by_task"\ntasks_per_silo = {count}')
         tasks = [
@@ -143,7 +139,7 @@ def test_by_task_gives_silos_tasks_in_turn(tmp_path: Path) -> None:
         assert tasks[1] != tasks[0]
 
 
-def test_sizes_are_those_named_or_fall_by_a_power(tmp_path: Path) -> None:
+def test_sizes_are_named_or_follow_a_power(tmp_path: Path) -> None:
     named = write(tmp_path, 'kind = "by_size"\nsizes = [20, 5, 1, 9]')
     data = draw_examples(named, 0)
     assert [len(silo_data.train) for silo_data in data.values()] == [20, 5, 1, 9]
@@ -156,7 +152,7 @@ def test_sizes_are_those_named_or_fall_by_a_power(tmp_path: Path) -> None:
         named.with_examples(4)
 
 
-def test_the_record_counts_what_every_silo_has(tmp_path: Path) -> None:
+def test_the_record_counts_the_examples_of_silos(tmp_path: Path) -> None:
     read = write(tmp_path, DIRICHLET)
     record = describe_partition(read, 3)
     assert record == describe_partition(read, 3)
@@ -181,13 +177,11 @@ def test_the_record_counts_what_every_silo_has(tmp_path: Path) -> None:
         ('kind = "by_task"\ntasks_per_silo = 4', "", "more than the 3 sources"),
     ],
 )
-def test_a_partition_that_cannot_be_is_refused(
-    tmp_path: Path, partition: str, more: str, message: str
-) -> None:
+def test_an_impossible_partition_is_refused(tmp_path: Path, partition: str, more: str, message: str) -> None:
     with pytest.raises(StudyUnusable, match=message):
         write(tmp_path, partition, more=more)
 
 
-def test_sources_that_are_used_up_are_said_with_the_silo(tmp_path: Path) -> None:
+def test_used_up_sources_are_named_with_the_silo(tmp_path: Path) -> None:
     with pytest.raises(StudyUnusable, match=r"the sources of silo silo-0 are used up: the silos need 176"):
         draw_examples(write(tmp_path, 'kind = "by_task"', examples=44), 0)

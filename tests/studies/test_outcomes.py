@@ -1,4 +1,4 @@
-"""The rule for a client's result, the same for federated clients and for those that trained alone."""
+"""The result of a client: one rule for federated clients and clients that trained alone."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ def client(run: CellResult) -> ClientResult:
     return run.clients[0]
 
 
-def test_a_federated_client_ends_with_the_final_weights_and_one_alone_with_the_last_trained_state() -> None:
+def test_the_end_state_is_final_or_last_trained() -> None:
     federated = client(result("fedavg", 0, LOSSES, final={"aster": 0.6}))
     alone = client(result("local", 0, LOSSES))
     assert (end_state(federated).stage, end_state(federated).scores) == ("final", scored(0.6))
     assert (end_state(alone).stage, end_state(alone).scores) == ("trained", scored(0.7))
 
 
-def test_the_best_state_has_the_least_validation_loss_of_all_and_its_test_scores_count() -> None:
+def test_the_best_state_has_the_least_validation_loss() -> None:
     federated = client(result("fedavg", 0, LOSSES, final={"aster": 0.6}, validated=True))
     best = best_state(federated)
     assert best is not None
@@ -44,7 +44,7 @@ def test_the_best_state_has_the_least_validation_loss_of_all_and_its_test_scores
         ("trained", ["served", "trained", "trained"], 0.5, 0.7),
     ],
 )
-def test_states_that_count_begin_with_the_bare_model(
+def test_counted_states_begin_with_the_bare_model(
     counted: States, stages: list[str], best: float, end: float
 ) -> None:
     federated = client(result("fedavg", 0, LOSSES, final={"aster": 0.6}, validated=True))
@@ -54,7 +54,7 @@ def test_states_that_count_begin_with_the_bare_model(
     assert state_by("end", federated).scores == scored(end)
 
 
-def test_of_equal_states_the_earlier_one_counts() -> None:
+def test_the_earlier_of_equal_states_is_the_best() -> None:
     alone = client(result("local", 0, {"aster": (1.0, 0.5, 0.5)}, validated=True))
     best = best_state(alone)
     assert best is not None
@@ -62,7 +62,7 @@ def test_of_equal_states_the_earlier_one_counts() -> None:
     assert [state.stage for state in states(alone)] == ["served", "trained"] * 2
 
 
-def test_the_end_counts_for_all_as_soon_as_one_client_has_too_few_validation_examples() -> None:
+def test_the_rule_best_needs_validation_in_all_runs() -> None:
     known = result("local", 0, LOSSES, validated=True)
     unknown = result("fedavg", 0, LOSSES, final={"aster": 0.6})
     assert rules_of([known]) == ["best", "end"]

@@ -1,4 +1,4 @@
-"""An alignment pack is made once, and reused by every federation."""
+"""The cache of alignment packs, which all federations of a study share."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def pack_files(
     return activities
 
 
-def test_a_pack_is_made_once_for_what_it_follows_from(tmp_path: Path, pivot: BaseModel) -> None:
+def test_a_pack_is_made_once_for_its_inputs(tmp_path: Path, pivot: BaseModel) -> None:
     assert pack_files(tmp_path, pivot) == [f"aligning {pivot.slug}"]
     assert pack_files(tmp_path, pivot) == []
     assert pack_files(tmp_path, pivot, AdapterPlan(rank=4, roles=("v",), same_architecture_rank=2)) == []
@@ -44,7 +44,7 @@ def test_a_pack_is_made_once_for_what_it_follows_from(tmp_path: Path, pivot: Bas
     assert pack_files(tmp_path, pivot, anchors=72)
 
 
-def test_a_pack_of_other_code_is_not_taken_for_its_own(
+def test_a_pack_of_other_code_is_not_reused(
     tmp_path: Path, pivot: BaseModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pack_files(tmp_path, pivot)
@@ -53,7 +53,7 @@ def test_a_pack_of_other_code_is_not_taken_for_its_own(
     assert len(list(tmp_path.glob("packs/*.safetensors"))) == 2
 
 
-def test_a_federation_gets_the_same_frames_under_its_own_name(tmp_path: Path, pivot: BaseModel) -> None:
+def test_a_federations_pack_has_the_cached_frames(tmp_path: Path, pivot: BaseModel) -> None:
     pack_files(tmp_path, pivot)
     (file,) = tmp_path.glob("packs/*.safetensors")
     stored = Pack.from_body(file.read_bytes())
@@ -63,7 +63,7 @@ def test_a_federation_gets_the_same_frames_under_its_own_name(tmp_path: Path, pi
     assert all((sent.tensors[name] == values).all() for name, values in stored.tensors.items())
 
 
-def test_anchors_that_are_missing_or_something_else_are_said(tmp_path: Path) -> None:
+def test_missing_or_invalid_anchors_are_refused(tmp_path: Path) -> None:
     with pytest.raises(StudyUnusable, match=r"anchors: .* cannot be read"):
         read_anchors(tmp_path / "nothing.json")
     (tmp_path / "other.json").write_text('{"anchors": []}')

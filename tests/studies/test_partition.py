@@ -1,4 +1,4 @@
-"""Silos that share a pool get different examples of it, drawn by the seed."""
+"""Silos with one pool: different examples, drawn by the seed."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ def test_silos_of_one_pool_share_no_example(tmp_path: Path) -> None:
     assert all(e.prompt.startswith("FLIP") for e in data["cedar"].train)
 
 
-def test_a_seed_draws_the_same_again_and_another_seed_something_else(tmp_path: Path) -> None:
+def test_the_draw_is_determined_by_its_seed(tmp_path: Path) -> None:
     read = study(tmp_path, *SILOS)
     assert draw_examples(read, 3) == draw_examples(read, 3)
     assert set(draw_examples(read, 3)["birch"].train) != set(draw_examples(read, 4)["birch"].train)
 
 
-def test_more_examples_only_add_to_fewer(tmp_path: Path) -> None:
+def test_a_larger_draw_contains_the_smaller_one(tmp_path: Path) -> None:
     read = study(tmp_path, *SILOS).with_examples(4)
     more = draw_examples(read.with_examples(8), 0)
     for name, silo_data in draw_examples(read, 0).items():
         assert more[name].train[:4] == silo_data.train
 
 
-def test_test_items_are_as_many_as_asked_for_and_never_trained_on(tmp_path: Path) -> None:
+def test_test_items_have_their_count_outside_of_training(tmp_path: Path) -> None:
     data = draw_examples(study(tmp_path, *SILOS), 0)
     trained = {e.key for silo_data in data.values() for e in silo_data.train}
     for silo_data in data.values():
@@ -74,7 +74,9 @@ def silo_of(name: str, train: str, test: str | None, examples: int = 4) -> str:
     ids=["with and without a test file", "without and with", "train is test", "another's test file"],
 )
 @pytest.mark.parametrize("seed", range(3))
-def test_nobody_trains_on_a_test_item_of_anybody(tmp_path: Path, silos: tuple[str, ...], seed: int) -> None:
+def test_training_excludes_the_test_items_of_all_silos(
+    tmp_path: Path, silos: tuple[str, ...], seed: int
+) -> None:
     data = draw_examples(study(tmp_path, *silos), seed)
     tested = {e.key for silo_data in data.values() for e in silo_data.test}
     trained = [e.key for silo_data in data.values() for e in silo_data.train]
@@ -83,7 +85,7 @@ def test_nobody_trains_on_a_test_item_of_anybody(tmp_path: Path, silos: tuple[st
     assert len(trained) == len(set(trained)) == sum(len(silo_data.train) for silo_data in data.values())
 
 
-def test_what_is_held_out_for_one_silo_trains_none_of_the_file_s_others(tmp_path: Path) -> None:
+def test_training_excludes_held_out_rows_of_the_file(tmp_path: Path) -> None:
     read = study(
         tmp_path,
         silo_of("aster", "copy/train.jsonl", "copy/test.jsonl"),
@@ -100,7 +102,7 @@ def test_what_is_held_out_for_one_silo_trains_none_of_the_file_s_others(tmp_path
     assert not held_out & trained
 
 
-def test_a_folder_and_the_file_in_it_are_one_pool(tmp_path: Path) -> None:
+def test_a_folder_and_its_file_are_one_pool(tmp_path: Path) -> None:
     data = draw_examples(
         study(
             tmp_path,
@@ -112,7 +114,7 @@ def test_a_folder_and_the_file_in_it_are_one_pool(tmp_path: Path) -> None:
     assert len({e.key for silo_data in data.values() for e in silo_data.train}) == 16
 
 
-def test_too_little_left_beside_the_test_items_is_refused_with_the_files(tmp_path: Path) -> None:
+def test_a_pool_used_up_by_test_items_fails(tmp_path: Path) -> None:
     silos = [silo_of(name, "copy/train.jsonl", "copy/train.jsonl", 4) for name in ("aster", "birch")]
     read = study(tmp_path, *silos).model_copy(update={"tests": 20})
     with pytest.raises(
@@ -122,7 +124,7 @@ def test_too_little_left_beside_the_test_items_is_refused_with_the_files(tmp_pat
         draw_examples(read, 0)
 
 
-def test_every_seed_has_test_items_of_its_own(tmp_path: Path) -> None:
+def test_seeds_have_different_test_items(tmp_path: Path) -> None:
     read = study(tmp_path, *SILOS)
     sets = [frozenset(e.key for e in draw_examples(read, seed)["aster"].test) for seed in range(3)]
     assert len(set(sets)) == 3
@@ -130,7 +132,7 @@ def test_every_seed_has_test_items_of_its_own(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_pools_of_the_examples_leave_every_seed_other_test_items(tmp_path: Path) -> None:
+def test_shipped_pools_suffice_for_different_test_items(tmp_path: Path) -> None:
     for read in read_studies(tmp_path):
         draws = [draw_examples(read, seed) for seed in read.seeds]
         for data in draws:
@@ -145,7 +147,7 @@ def test_the_pools_of_the_examples_leave_every_seed_other_test_items(tmp_path: P
     assert max(sizes) < 60_000
 
 
-def test_a_pool_that_is_too_small_is_named_with_who_asks(tmp_path: Path) -> None:
+def test_too_small_pools_are_named_with_their_silos(tmp_path: Path) -> None:
     read = study(tmp_path, *SILOS).with_examples(11)
     with pytest.raises(StudyUnusable, match="has 20 different examples, and aster, birch need 22 and 4 for"):
         draw_examples(read, 0)
@@ -155,7 +157,7 @@ def keys(data: dict[str, SiloData], side: str) -> list[str]:
     return [e.key for silo_data in data.values() for e in getattr(silo_data, side)]
 
 
-def test_validation_examples_are_of_one_silo_alone_and_of_no_other_side(tmp_path: Path) -> None:
+def test_validation_examples_are_disjoint_from_all_others(tmp_path: Path) -> None:
     read = study(tmp_path, silo_of("aster", "copy/train.jsonl", "copy/train.jsonl"), *SILOS[1:])
     data = draw_examples(read.model_copy(update={"tests": 3, "validation": 3}), 0)
     chosen = keys(data, "validation")
@@ -163,7 +165,7 @@ def test_validation_examples_are_of_one_silo_alone_and_of_no_other_side(tmp_path
     assert not set(chosen) & set(keys(data, "train") + keys(data, "test"))
 
 
-def test_a_silo_s_source_for_validation_is_drawn_from_and_trains_nobody(tmp_path: Path) -> None:
+def test_validation_sources_are_excluded_from_training(tmp_path: Path) -> None:
     flip = tmp_path / "flip" / "train.jsonl"
     silos = (
         silo_table("aster", validation="flip/train.jsonl", examples=18),
@@ -191,18 +193,18 @@ def test_an_example_in_two_files_is_dealt_once(tmp_path: Path) -> None:
         draw_examples(read.with_examples(7), 0)
 
 
-def test_a_silo_without_validation_has_none(tmp_path: Path) -> None:
+def test_validation_can_be_empty(tmp_path: Path) -> None:
     data = draw_examples(study(tmp_path, *SILOS).model_copy(update={"validation": 0}), 0)
     assert keys(data, "validation") == []
 
 
-def test_one_source_is_read_in_one_way(tmp_path: Path) -> None:
+def test_a_source_with_two_options_is_refused(tmp_path: Path) -> None:
     read = study(tmp_path, silo_table("aster"), silo_table("birch", skip_bad_rows=True))
     with pytest.raises(StudyUnusable, match=r"silos aster and birch read .*copy/train.jsonl with different"):
         draw_examples(read, 0)
 
 
-def test_a_template_columns_and_metrics_are_those_of_the_silo(tmp_path: Path) -> None:
+def test_silos_have_their_own_template_columns_and_metrics(tmp_path: Path) -> None:
     rows = [{"text": f"Is {i} even?", "context": "Numbers.", "label": i % 2 == 0} for i in range(40)]
     (tmp_path / "parity.json").write_text(json.dumps(rows))
     columns = '[silo.columns]\nquestion = "text"\npassage = "context"\nanswer = "label"\n'
@@ -213,7 +215,7 @@ def test_a_template_columns_and_metrics_are_those_of_the_silo(tmp_path: Path) ->
     assert {e.metrics for e in data["aster"].test} == {("exact_match",)}
 
 
-def test_a_folder_may_hold_a_file_for_validation(tmp_path: Path) -> None:
+def test_a_folder_may_contain_a_validation_file(tmp_path: Path) -> None:
     read = study(tmp_path, silo_of("aster", "copy", None), silo_table("birch"))
     (tmp_path / "copy" / "validation.jsonl").write_text('{"prompt": "V", "completion": "v"}\n')
     assert [e.prompt for e in open_pool(place_of(read.silo[0])).validation or ()] == ["V"]

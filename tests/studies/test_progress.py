@@ -1,4 +1,4 @@
-"""What a comparison prints of its progress: what to expect, the time left, and warnings once."""
+"""Progress of a comparison: the runs to expect, the time left, and warnings once."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def planned(folder: Path, validation: int) -> Comparison:
     return Comparison.planned(read, folder / "out", ["local", "fedavg"], None)
 
 
-def test_warning_of_the_data_is_printed_once_and_by_no_run(tmp_path: Path) -> None:
+def test_a_warning_of_the_data_is_printed_once(tmp_path: Path) -> None:
     printed = StringIO()
     with ProgressDisplay(Console(file=printed, width=200), planned(tmp_path, validation=2), 2):
         pass

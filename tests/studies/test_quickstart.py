@@ -100,7 +100,7 @@ def test_missing_extras_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     assert not (tmp_path / "new").exists()
 
 
-def test_neither_help_nor_folder_needs_torch(tmp_path: Path) -> None:
+def test_quickstart_help_and_folder_need_no_torch(tmp_path: Path) -> None:
     program = f"""
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A study on Ray: the report of processes; a killed worker, Ctrl-C, a kill, and clusters that are refused."""
+"""Studies on Ray: the report of processes; a killed worker, Ctrl-C, a kill, and refused clusters."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def workers_of(parent: subprocess.Popen[str]) -> list[psutil.Process]:
 @needs_ray
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
-def test_the_report_is_that_of_processes_but_for_times_and_bytes_of_ids(tmp_path: Path) -> None:
+def test_a_report_on_ray_equals_that_of_processes(tmp_path: Path) -> None:
     write_study(tmp_path)
     reports = []
     for engine in ("processes", "ray"):
@@ -95,7 +95,7 @@ def test_the_report_is_that_of_processes_but_for_times_and_bytes_of_ids(tmp_path
 @needs_ray
 @pytest.mark.long
 @pytest.mark.timeout(1500)
-def test_a_killed_worker_costs_its_cell_and_no_other(tmp_path: Path) -> None:
+def test_a_killed_worker_loses_its_cell_only(tmp_path: Path) -> None:
     write_study(tmp_path)
     process = begun(
         tmp_path, "out", "--methods", "local", "--seeds", "0,1", "--workers", "1", "--engine", "ray"
@@ -164,7 +164,7 @@ def test_a_cluster_without_authentication_is_refused(tmp_path: Path, monkeypatch
         (("--engine", "dask"), "'dask' is not one of 'processes', 'ray'"),
     ],
 )
-def test_options_that_do_not_fit_are_refused(
+def test_inconsistent_ray_options_are_refused(
     tmp_path: Path, arguments: tuple[str, ...], message: str
 ) -> None:
     code, stderr = invoked(write_study(tmp_path), *arguments)
@@ -173,7 +173,7 @@ def test_options_that_do_not_fit_are_refused(
     assert not (tmp_path / "out").exists()
 
 
-def test_a_share_of_a_gpu_that_is_too_small_is_refused_with_the_number_that_fits() -> None:
+def test_too_small_gpu_shares_name_a_sufficient_one() -> None:
     require_share(0.5, 80 * GIB, 39 * GIB)
     with pytest.raises(
         EngineUnusable, match=r"needs 39.6 GiB.*pass --gpus-per-worker 0.5 or more: 2 workers"
@@ -186,7 +186,7 @@ def test_a_share_of_a_gpu_that_is_too_small_is_refused_with_the_number_that_fits
 
 
 @pytest.mark.slow
-def test_the_memory_of_a_worker_is_measured_for_the_largest_plan(tmp_path: Path) -> None:
+def test_worker_memory_is_that_of_the_largest_plan(tmp_path: Path) -> None:
     read = study(tmp_path, more='[method.batches]\nlike = "local"\ntraining.batch_size = 64\n')
     context = WorkerContext(read, tmp_path / "out", None, SharedModels())
     small, large = (list(cells_of(read, methods_of(read, [name]), [0])) for name in ("local", "batches"))

@@ -1,4 +1,4 @@
-"""The studies of real models, on rows of our own and tiny models: all their runs can begin."""
+"""The studies of real models, on generated rows and tiny models: plans and examples of all runs."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _rate(study: Study) -> object:
 
 
 @pytest.mark.parametrize("name", REAL)
-def test_every_run_of_a_study_can_be_built(folders: tuple[Path, Path], name: str) -> None:
+def test_a_studys_runs_have_valid_plans(folders: tuple[Path, Path], name: str) -> None:
     read = opened(name, folders)
     methods = methods_of(read)
     cells = list(cells_of(read, methods, [0]))
@@ -53,7 +53,7 @@ def test_every_run_of_a_study_can_be_built(folders: tuple[Path, Path], name: str
 
 
 @pytest.mark.parametrize("name", REAL)
-def test_silos_have_examples_of_their_task_with_its_options(folders: tuple[Path, Path], name: str) -> None:
+def test_silos_have_the_examples_of_their_tasks(folders: tuple[Path, Path], name: str) -> None:
     read = opened(name, folders)
     data = draw_examples(read, 0)
     for silo in read.silo:
@@ -64,7 +64,7 @@ def test_silos_have_examples_of_their_task_with_its_options(folders: tuple[Path,
     assert {sum(silo.train.values()) for silo in record.silos.values()} == {4}
 
 
-def test_the_studies_of_the_same_silos_compare_the_same_adapters(folders: tuple[Path, Path]) -> None:
+def test_methods_of_one_study_have_the_same_adapter(folders: tuple[Path, Path]) -> None:
     plans = {cell.method: cell.plan for cell in _cells("real_same_base", folders)}
     lora = plans["local_lora"].adapter
     assert (lora.kind, lora.rank) == ("lora", 16)
@@ -75,7 +75,7 @@ def test_the_studies_of_the_same_silos_compare_the_same_adapters(folders: tuple[
     assert plans["fedmosaic_lora"].strategy.name == "fedmosaic"
 
 
-def test_the_anchors_are_those_that_the_program_writes() -> None:
+def test_the_shipped_anchors_are_those_of_the_generator() -> None:
     assert read_anchors(FILE) == anchors()
     texts = {(anchor.prompt, anchor.answer) for anchor in anchors().anchors}
     assert len(texts) > 0.9 * len(anchors().anchors)
@@ -89,7 +89,7 @@ def _cells(name: str, folders: tuple[Path, Path]) -> list[Cell]:
 TWINS = ("local", "local_both", "fedmosaic_pq", "fedmosaic")
 
 
-def test_plans_without_q_differ_from_those_with_it_in_nothing_else(folders: tuple[Path, Path]) -> None:
+def test_plans_without_q_differ_in_bias_only(folders: tuple[Path, Path]) -> None:
     read = opened("real_same_base", folders)
     names = [name + end for name in TWINS for end in ("", "_no_q")]
     plans = {cell.method: cell.plan for cell in cells_of(read, methods_of(read, names), [0])}
@@ -104,7 +104,7 @@ def test_plans_without_q_differ_from_those_with_it_in_nothing_else(folders: tupl
     assert control_of(read, "fedmosaic_pq_no_q", plans["fedmosaic_pq_no_q"]) == "local_no_q"
 
 
-def test_silos_of_one_source_answer_in_their_own_words(folders: tuple[Path, Path]) -> None:
+def test_silos_of_one_source_have_their_own_answers(folders: tuple[Path, Path]) -> None:
     read = opened("codes", folders)
     data = draw_examples(read, 0)
     topics = ["world", "sports", "business", "science"]
@@ -117,7 +117,7 @@ def test_silos_of_one_source_answer_in_their_own_words(folders: tuple[Path, Path
     assert len(set(prompts)) == len(prompts)
 
 
-def test_a_missing_word_of_a_silo_is_named(folders: tuple[Path, Path]) -> None:
+def test_a_missing_answer_of_a_silo_is_named(folders: tuple[Path, Path]) -> None:
     read = opened("codes", folders)
     silos = [silo.model_copy(update={"answers": {"world": "red"}}) for silo in read.silo]
     with pytest.raises(StudyUnusable, match=r"answers lack 'sports'|answers lack 'business'|'science'"):

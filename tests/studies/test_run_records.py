@@ -1,4 +1,4 @@
-"""A run records relevance and counts texts that are cut; silos are loaded in the bits that a study names."""
+"""Records of a run: relevance and truncated texts; loading of silos with the study's bits and dtype."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ class Pages:
         return {"clients": ["c1", "c2"], "rows": ["c1", "c2"], "relevance": [[0.25, 0.75], [1, 0]]}
 
 
-def test_relevance_is_recorded_in_the_order_of_the_study() -> None:
+def test_recorded_relevance_has_the_order_of_the_study() -> None:
     first, third = read_relevance(cast("Operator", Pages()), FEDERATION, 3, ["aster", "birch"])
     assert (first.round, third.round) == (1, 3)
     assert first.rows == first.clients == ["aster", "birch"]
     assert first.weights == [[0, 1], [0.75, 0.25]]
 
 
-def test_a_coordinator_that_fails_is_no_round_without_relevance() -> None:
+def test_an_error_while_relevance_is_read_is_raised() -> None:
     with pytest.raises(CoordinatorRefused):
         read_relevance(cast("Operator", Pages(500)), FEDERATION, 3, ["aster", "birch"])
 
@@ -60,7 +60,7 @@ def test_texts_longer_than_the_plan_allows_are_counted(tmp_path: Path) -> None:
     assert [(count.examples, count.cut) for count in counts] == [(3, 3), (3, 2), (3, 0)]
 
 
-def test_a_silo_of_a_study_is_loaded_in_its_bits_beside_a_dense_pivot(tmp_path: Path) -> None:
+def test_a_quantised_silo_has_a_dense_pivot(tmp_path: Path) -> None:
     read = study(tmp_path, *IN_BITS)
     silos = build_silos(read, draw_examples(read, 0), SharedModels())
     aster, birch = silos["aster"], silos["birch"]
@@ -73,7 +73,7 @@ def test_a_silo_of_a_study_is_loaded_in_its_bits_beside_a_dense_pivot(tmp_path: 
     ("dtype", "loaded", "pivot"),
     [("bfloat16", torch.bfloat16, torch.bfloat16), ("float16", torch.float16, torch.bfloat16)],
 )
-def test_a_silo_of_a_study_is_loaded_in_its_dtype_and_its_pivot_in_one_of_the_range_of_gradients(
+def test_silos_load_their_dtype_and_a_suitable_pivot(
     tmp_path: Path, dtype: str, loaded: torch.dtype, pivot: torch.dtype
 ) -> None:
     read = study(tmp_path, silo_table("aster", model="L", dtype=dtype), silo_table("birch"))
@@ -84,7 +84,7 @@ def test_a_silo_of_a_study_is_loaded_in_its_dtype_and_its_pivot_in_one_of_the_ra
 
 
 @pytest.mark.parametrize("option", [{"quantization": "nf4"}, {"dtype": "bfloat16"}])
-def test_dtype_and_quantization_change_the_digest_of_a_result(tmp_path: Path, option: dict[str, str]) -> None:
+def test_the_digest_covers_dtype_and_quantization(tmp_path: Path, option: dict[str, str]) -> None:
     digests = [
         next(cells_of(read, methods_of(read, ["local"]), [0])).digest
         for read in (

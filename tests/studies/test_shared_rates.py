@@ -1,4 +1,4 @@
-"""The runs of a comparison search a learning rate once, and no method pays for it."""
+"""Learning rates shared by the runs of a comparison: one search, without cost for a method."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.studies.studies import study
 
 
 @pytest.mark.slow
-def test_the_run_that_searches_first_has_no_higher_costs(tmp_path: Path) -> None:
+def test_the_costs_of_a_run_exclude_its_search(tmp_path: Path) -> None:
     read = study(tmp_path, more='[method.again]\nlike = "local"\n')
     read = read.model_copy(update={"plan": read.plan | {"training": {"steps": 2, "max_length": 64}}})
     context = WorkerContext(read, tmp_path / "out", None, SharedModels())
@@ -47,7 +47,7 @@ def test_searches_of_other_code_are_not_used(tmp_path: Path, monkeypatch: pytest
     assert SharedRates.of(FolderFiles(tmp_path)).read("key").chosen is None
 
 
-def test_two_runs_do_not_search_the_same_rate_at_once(tmp_path: Path) -> None:
+def test_a_rate_is_searched_by_one_run_only(tmp_path: Path) -> None:
     mine, yours = SharedRates.of(FolderFiles(tmp_path)), SharedRates.of(FolderFiles(tmp_path))
     events: list[str] = []
 
@@ -68,7 +68,7 @@ def test_two_runs_do_not_search_the_same_rate_at_once(tmp_path: Path) -> None:
     assert yours.spent.wall >= 0.1  # waiting is no cost of a run
 
 
-def test_the_lock_of_a_killed_run_is_free(tmp_path: Path) -> None:
+def test_a_killed_runs_lock_is_released(tmp_path: Path) -> None:
     code = (
         "import sys, time; from pathlib import Path; "
         "from studies.shared_files import FolderFiles; "

@@ -1,4 +1,4 @@
-"""Methods that count other states of the same run, which is run once."""
+"""Methods with different states of the same run, which runs once."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from studies.study import read_study
 from tests.studies.studies import result, study, write_study
 
 
-def test_averages_and_own_steps_after_them_are_read_from_one_run(tmp_path: Path) -> None:
+def test_methods_that_differ_in_states_share_a_run(tmp_path: Path) -> None:
     read = study(tmp_path, more='[method.last]\nlike = "fedit_local"\nadapter.rank = 2\n')
     cells = {c.method: c for c in cells_of(read, methods_of(read, ["fedit_local", "fedit", "last"]), [0])}
     assert {name: cell.states for name, cell in cells.items()} == {
@@ -28,7 +28,7 @@ def test_averages_and_own_steps_after_them_are_read_from_one_run(tmp_path: Path)
     assert cells["fedit"].plan == cells["fedit_local"].plan
 
 
-def test_a_run_that_two_methods_share_is_run_once(tmp_path: Path) -> None:
+def test_a_shared_run_is_run_once(tmp_path: Path) -> None:
     read = read_study(write_study(tmp_path))
     methods = ["fedit", "fedit_local"]
     comparison = Comparison.planned(read, tmp_path / "out", methods, [0])

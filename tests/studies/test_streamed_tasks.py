@@ -1,4 +1,4 @@
-"""Streams: `datasets` reads rows one by one, and only those of the needed tasks are stored."""
+"""Streams of rows from the hub: one by one, and stored for the needed tasks only."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def counts(file: str) -> dict[str, int]:
     return {name: names.count(name) for name in sorted(set(names))}
 
 
-def test_a_stream_of_the_hub_ends_with_the_last_needed_row(tmp_path: Path) -> None:
+def test_a_stream_ends_with_the_last_needed_row(tmp_path: Path) -> None:
     lines: list[str] = []
     (source,) = with_streams(streamed(tmp_path), tmp_path / "out", lines.append).source
     assert counts(source.train) == {BOAT: 16, BACKWARDS: 16}
@@ -58,7 +58,7 @@ def test_a_stream_of_the_hub_ends_with_the_last_needed_row(tmp_path: Path) -> No
     ]
 
 
-def test_rows_are_stored_for_the_next_time_and_another_need_reads_again(tmp_path: Path) -> None:
+def test_stored_rows_are_reused_for_the_same_need(tmp_path: Path) -> None:
     read = streamed(tmp_path)
     comparison = Comparison.planned(read, tmp_path / "out", ["local_lora"], [0])
     shutil.rmtree(tmp_path / "hub")
@@ -78,7 +78,7 @@ def test_rows_are_stored_for_the_next_time_and_another_need_reads_again(tmp_path
         (CATEGORIES + 'file = "categories.json"\n', {BOAT, BACKWARDS, CREW}),
     ],
 )
-def test_a_category_has_as_many_tasks_as_its_silos_need(
+def test_a_stream_stores_the_needed_tasks_of_categories(
     tmp_path: Path, partition: str, expected: set[str]
 ) -> None:
     categories = {"Translation": [BACKWARDS, BOAT, CARGO], "Question Answering": [CREW, "task9"]}
@@ -89,7 +89,7 @@ def test_a_category_has_as_many_tasks_as_its_silos_need(
     draw_examples(read.model_copy(update={"source": [source]}), 0)
 
 
-def test_a_folder_of_task_files_is_read_no_further_than_needed(tmp_path: Path) -> None:
+def test_task_files_are_read_only_where_needed(tmp_path: Path) -> None:
     write_task_files(tmp_path / "tasks", range(30))
     (tmp_path / "tasks" / "task99_damaged.json").write_text("{")
     read = streamed(tmp_path, CATEGORIES, source='train = "tasks"\n')
@@ -113,16 +113,14 @@ def test_a_folder_of_task_files_is_read_no_further_than_needed(tmp_path: Path) -
         (CATEGORIES + 'file = "clients.json"\n', "", r"no category Translation in .*silo-0"),
     ],
 )
-def test_tasks_that_are_not_met_are_an_error(
+def test_tasks_missing_in_a_stream_are_refused(
     tmp_path: Path, partition: str, stream: str, message: str
 ) -> None:
     with pytest.raises(StudyUnusable, match=message):
         with_streams(streamed(tmp_path, partition, stream=stream), tmp_path / "out")
 
 
-def test_progress_is_reported_and_bad_rows_are_refused_or_skipped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bad_rows_in_streams_are_refused_or_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(streamed_tasks, "_REPORT_EVERY", 20)
     read = streamed(tmp_path)
     file = tmp_path / "hub" / "train.jsonl"
@@ -137,7 +135,7 @@ def test_progress_is_reported_and_bad_rows_are_refused_or_skipped(
     assert lines[0].endswith("hub: 20 rows read; of 2 tasks 1 met, 1 with all 16 rows")
 
 
-def test_a_hub_that_cannot_be_read_is_an_error_of_the_data(tmp_path: Path) -> None:
+def test_an_unreadable_hub_is_a_data_error(tmp_path: Path) -> None:
     read = streamed(tmp_path)
     lines = (tmp_path / "hub" / "train.jsonl").read_text().splitlines()
     (tmp_path / "hub" / "train.jsonl").write_text("\n".join([*lines[:40], "{", *lines[40:]]))
@@ -148,7 +146,7 @@ def test_a_hub_that_cannot_be_read_is_an_error_of_the_data(tmp_path: Path) -> No
         with_streams(read, tmp_path / "out")
 
 
-def test_a_stream_needs_tasks_and_a_partition_of_them(tmp_path: Path) -> None:
+def test_a_stream_needs_tasks_and_their_partition(tmp_path: Path) -> None:
     with pytest.raises(StudyUnusable, match="source instructions has a stream, which needs a partition by_k"):
         streamed(tmp_path, '[partition]\nkind = "by_task"\n')
     file = tmp_path / "study.toml"

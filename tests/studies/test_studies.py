@@ -1,4 +1,4 @@
-"""Studies are validated strictly, and determine the plan of each method."""
+"""Studies: strict validation, and the plan of each method."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def plans(folder: Path, more: str = "", seed: int = 0) -> dict[str, FederationPl
     return {method.name: plan_of(read, method, seed, PIVOT) for method in methods_of(read)}
 
 
-def test_paths_are_relative_to_the_file_and_a_model_may_be_a_hub_id(tmp_path: Path) -> None:
+def test_paths_are_relative_to_the_study_file(tmp_path: Path) -> None:
     file = write_study(tmp_path, silo_table("aster"), silo_table("birch"))
     (tmp_path / "model").mkdir()
     text = file.read_text().replace(json.dumps(str(MODELS["S"])), '"model"', 1)
@@ -58,14 +58,14 @@ def test_paths_are_relative_to_the_file_and_a_model_may_be_a_hub_id(tmp_path: Pa
         ((), "[method.Bad]\n", "method.Bad"),
     ],
 )
-def test_what_is_wrong_is_said_with_its_field(
+def test_an_invalid_study_names_the_wrong_field(
     tmp_path: Path, silos: tuple[str, ...], more: str, field: str
 ) -> None:
     with pytest.raises(StudyUnusable, match=field):
         study(tmp_path, *silos, more=more)
 
 
-def test_a_file_that_is_missing_or_no_toml_is_said(tmp_path: Path) -> None:
+def test_a_missing_or_malformed_study_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(StudyUnusable, match="cannot be read"):
         read_study(tmp_path / "nothing.toml")
     (tmp_path / "bad.toml").write_text("silo = [")
@@ -73,7 +73,7 @@ def test_a_file_that_is_missing_or_no_toml_is_said(tmp_path: Path) -> None:
         read_study(tmp_path / "bad.toml")
 
 
-def test_the_studies_of_the_examples_can_be_run(tmp_path: Path) -> None:
+def test_example_studies_have_valid_plans(tmp_path: Path) -> None:
     studies = read_studies(tmp_path)
     assert len(studies) >= 7
     for read in studies:
@@ -93,7 +93,7 @@ def test_the_studies_of_the_examples_can_be_run(tmp_path: Path) -> None:
             assert shipped is None or plan.strategy.options == shipped.get("options", {}), name
 
 
-def test_every_method_trains_the_study_s_steps_with_the_run_s_seed(tmp_path: Path) -> None:
+def test_methods_have_the_studys_steps_and_runs_seed(tmp_path: Path) -> None:
     plan_by_method = plans(tmp_path, seed=7)
     alone, together = ["local", "local_lora", "local_both"], ["fedavg", "fedmosaic_random_frames"]
     assert list(plan_by_method) == [*alone, *together, "fedmosaic_pq", "fedmosaic", "fedmosaic_lora"]
@@ -102,7 +102,7 @@ def test_every_method_trains_the_study_s_steps_with_the_run_s_seed(tmp_path: Pat
     }
 
 
-def test_the_ordinary_lora_is_not_held_to_the_roles_of_p_and_q(tmp_path: Path) -> None:
+def test_lora_has_all_roles_without_alignment(tmp_path: Path) -> None:
     lora = plans(tmp_path)["local_lora"]
     assert (lora.adapter.kind, lora.adapter.rank, lora.adapter.roles) == ("lora", 16, ALL_ROLES)
     assert lora.alignment is None
@@ -116,7 +116,7 @@ LORA_NAMES = {
 }
 
 
-def test_the_baselines_share_the_ordinary_lora_that_is_trained_alone_beside_them(tmp_path: Path) -> None:
+def test_baselines_share_the_adapter_of_local_lora(tmp_path: Path) -> None:
     read = study(tmp_path)
     local = plans(tmp_path)["local_lora"]
     for method in methods_of(read, [*LORA_STRATEGIES, *LORA_NAMES]):
@@ -126,7 +126,7 @@ def test_the_baselines_share_the_ordinary_lora_that_is_trained_alone_beside_them
         assert control_of(read, method.name, plan) == "local_lora"
 
 
-def test_what_is_compared_with_fedmosaic_has_its_adapters_but_for_p_and_q_alone(tmp_path: Path) -> None:
+def test_controls_of_fedmosaic_have_its_adapters(tmp_path: Path) -> None:
     plan_by_method = plans(tmp_path)
     adapter = plan_by_method["fedmosaic"].adapter
     assert adapter.same_architecture_rank == 8
@@ -136,7 +136,7 @@ def test_what_is_compared_with_fedmosaic_has_its_adapters_but_for_p_and_q_alone(
         assert plan_by_method[method].adapter == adapter.model_copy(update={"same_architecture_rank": 0})
 
 
-def test_ca_pfl_is_compared_when_it_is_asked_for_under_a_plan_that_suits_it(tmp_path: Path) -> None:
+def test_ca_pfl_is_optional_with_its_own_plan(tmp_path: Path) -> None:
     assert not plans(tmp_path).keys() & set(ON_REQUEST)
     read = study(tmp_path)
     (method,) = methods_of(read, ["ca_pfl"])
@@ -145,7 +145,7 @@ def test_ca_pfl_is_compared_when_it_is_asked_for_under_a_plan_that_suits_it(tmp_
     assert (plan.adapter.kind, plan.adapter.rank, plan.adapter.scale) == ("lora", 8, 16.0)
 
 
-def test_the_control_differs_from_the_method_in_its_frames_alone(tmp_path: Path) -> None:
+def test_random_frames_differ_from_fedmosaic_in_frames_only(tmp_path: Path) -> None:
     plan_by_method = plans(tmp_path, "[method.fedmosaic]\nstrategy.options.centre = false\n")
     aligned, control = plan_by_method["fedmosaic"], plan_by_method["fedmosaic_random_frames"]
     assert aligned.strategy.options == control.strategy.options == {"centre": False}
@@ -155,7 +155,7 @@ def test_the_control_differs_from_the_method_in_its_frames_alone(tmp_path: Path)
     assert aligned.alignment.pivot == PIVOT
 
 
-def test_a_variant_is_another_method_with_dotted_changes(tmp_path: Path) -> None:
+def test_a_variant_changes_a_method_by_dotted_keys(tmp_path: Path) -> None:
     more = """
 [method.gated]
 like = "fedmosaic"
@@ -182,7 +182,7 @@ alone = true
         ('[method.a]\nlike = "fedavg"\ntraining.step = 3\n', "training.step: there is no such field"),
     ],
 )
-def test_a_method_that_cannot_be_is_refused(tmp_path: Path, more: str, message: str) -> None:
+def test_an_invalid_method_is_refused(tmp_path: Path, more: str, message: str) -> None:
     with pytest.raises(StudyUnusable, match=message):
         plans(tmp_path, more)
 
@@ -197,9 +197,7 @@ def test_a_method_that_cannot_be_is_refused(tmp_path: Path, more: str, message: 
         ('plan.alignment.pivot = "x"\n', "must not set alignment.pivot: the study's pivot_model"),
     ],
 )
-def test_what_the_study_decides_elsewhere_is_refused_in_a_plan(
-    tmp_path: Path, more: str, message: str
-) -> None:
+def test_plan_fields_set_by_the_study_are_refused(tmp_path: Path, more: str, message: str) -> None:
     with pytest.raises(StudyUnusable, match=message):
         plans(tmp_path, more)
 
@@ -215,7 +213,7 @@ def test_what_the_study_decides_elsewhere_is_refused_in_a_plan(
         ("training.batch_size = 4\ntraining.accumulation = 2\n", True),
     ],
 )
-def test_methods_that_train_unequally_are_not_compared(tmp_path: Path, changes: str, equal: bool) -> None:
+def test_methods_with_unequal_training_are_refused(tmp_path: Path, changes: str, equal: bool) -> None:
     read = study(tmp_path, more=f'[method.longer]\nlike = "fedavg"\n{changes}')
 
     def cells(*names: str) -> list[Cell]:
@@ -229,7 +227,7 @@ def test_methods_that_train_unequally_are_not_compared(tmp_path: Path, changes: 
             cells("local", "longer")
 
 
-def test_nobody_joins_after_the_last_round(tmp_path: Path) -> None:
+def test_joining_after_the_last_round_is_refused(tmp_path: Path) -> None:
     file = write_study(tmp_path, silo_table("aster"), silo_table("birch"), silo_table("late", joins_after=2))
     read = read_study(file)
     with pytest.raises(StudyUnusable, match="late joins after round 2 of 2"):
@@ -244,7 +242,7 @@ def test_silos_of_several_models_need_a_pivot(tmp_path: Path) -> None:
         read_study(file)
 
 
-def test_a_federated_method_is_compared_with_its_adapter_trained_alone(tmp_path: Path) -> None:
+def test_a_methods_control_has_its_adapter_trained_alone(tmp_path: Path) -> None:
     own = (
         '[method.mine]\nlike = "fedmosaic"\ncontrol = "local"\n[method.child]\nlike = "mine"\n'
         '[method.wrong]\nlike = "fedmosaic"\ncontrol = "fedavg"\n'

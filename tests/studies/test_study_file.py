@@ -1,4 +1,4 @@
-"""A study file: sources of every kind, defaults of all silos, copies of one, folders of data and models."""
+"""Study files: sources of all kinds, defaults of silos, copies, folders of data and models."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def with_folders(folder: Path) -> tuple[Path, Path]:
     return data, models
 
 
-def test_silos_have_the_defaults_and_copies_are_numbered(tmp_path: Path) -> None:
+def test_silos_have_the_defaults_and_numbered_copies(tmp_path: Path) -> None:
     read = read_study(write(tmp_path, "seeds = [0]\n" + SILOS))
     assert [silo.name for silo in read.silo] == ["copy-1", "copy-2", "flip"]
     assert [silo.examples for silo in read.silo] == [4, 4, 6]
@@ -61,7 +61,7 @@ def test_silos_have_the_defaults_and_copies_are_numbered(tmp_path: Path) -> None
     assert read.name == "study"
 
 
-def test_the_caller_changes_the_number_of_copies(tmp_path: Path) -> None:
+def test_a_caller_may_change_the_number_of_copies(tmp_path: Path) -> None:
     file = write(tmp_path, "seeds = [0]\n" + SILOS)
     read = read_study(file, copies=3)
     assert [silo.name for silo in read.silo] == ["copy-1", "copy-2", "copy-3", "flip"]
@@ -71,7 +71,7 @@ def test_the_caller_changes_the_number_of_copies(tmp_path: Path) -> None:
         read_study(write(tmp_path, "seeds = [0]\n" + SILOS.replace("copies = 2", "")), copies=3)
 
 
-def test_sources_and_models_are_in_the_folders_that_the_file_or_the_caller_names(tmp_path: Path) -> None:
+def test_named_folders_contain_sources_and_models(tmp_path: Path) -> None:
     data, models = with_folders(tmp_path)
     text = SILOS.replace('validation = "hub:org/set:validation"\n', "").replace(
         'test = "hub:org/set:main:test"', 'test = "flip/test.jsonl"'
@@ -89,7 +89,7 @@ def test_sources_and_models_are_in_the_folders_that_the_file_or_the_caller_names
 
 
 @pytest.mark.parametrize("field", ["data", "models"])
-def test_a_folder_that_is_missing_is_said_with_the_option_that_names_one(tmp_path: Path, field: str) -> None:
+def test_a_missing_folder_names_its_option(tmp_path: Path, field: str) -> None:
     with pytest.raises(StudyUnusable, match=f"{field}: there is no folder .*none; pass one with --{field}"):
         read_study(write(tmp_path, f'{field} = "none"\n' + SILOS))
 
@@ -111,17 +111,17 @@ def test_a_folder_that_is_missing_is_said_with_the_option_that_names_one(tmp_pat
         (SILOS.replace("examples = 6", "exampels = 6"), r"silo\.2\.exampels: .* did you mean examples\?"),
     ],
 )
-def test_what_is_wrong_is_said_with_its_field(tmp_path: Path, content: str, message: str) -> None:
+def test_an_invalid_study_file_names_the_wrong_field(tmp_path: Path, content: str, message: str) -> None:
     with pytest.raises(StudyUnusable, match=message):
         read_study(write(tmp_path, content))
 
 
-def test_a_folder_is_no_study(tmp_path: Path) -> None:
+def test_a_folder_as_study_is_refused(tmp_path: Path) -> None:
     with pytest.raises(StudyUnusable, match="is a folder; pass the TOML file of a study"):
         read_study(tmp_path)
 
 
-def test_a_partition_needs_sources_and_silos_without_one_need_train(tmp_path: Path) -> None:
+def test_a_silo_needs_train_or_a_partition(tmp_path: Path) -> None:
     bare = SILOS.replace('validation = "hub:org/set:validation"\n', "")
     for line in ('train = "copy"\n', 'train = "flip/train.jsonl"\n', 'test = "hub:org/set:main:test"\n'):
         bare = bare.replace(line, "")

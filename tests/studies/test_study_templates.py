@@ -1,4 +1,4 @@
-"""A study whose silos have templates of their own."""
+"""A study with different templates of its silos."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def read(folder: Path, kinds: list[str] = KINDS) -> Study:
     return read_study(file)
 
 
-def test_silos_of_a_study_are_scored_by_the_options_of_their_templates(folder: Path) -> None:
+def test_silos_are_scored_by_their_templates_options(folder: Path) -> None:
     study = read(folder)
     data = draw_examples(study, 0)
     assert {len(drawn.test) for drawn in data.values()} == {6}
@@ -83,7 +83,7 @@ def test_silos_of_a_study_are_scored_by_the_options_of_their_templates(folder: P
         assert evaluate(base, tests, max_length=64).scores()["option_accuracy"].count == 6
 
 
-def test_stored_results_are_of_the_same_template(folder: Path) -> None:
+def test_the_digest_covers_the_templates_of_silos(folder: Path) -> None:
     def digest(kinds: list[str]) -> str:
         study = read(folder, kinds)
         (cell,) = cells_of(study, methods_of(study), [0])

@@ -1,4 +1,4 @@
-"""A comparison runs methods that sum: silos train in turn and sum at once, and the weights are equal."""
+"""Comparison of methods with secure sums: silos train in turn and sum together, with equal weights."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ privacy.secure_sum.masking = "none"
 """
 
 
-def three(folder: Path) -> Study:
+def three_silos(folder: Path) -> Study:
     return study(folder, silo_table("aster"), silo_table("birch", "flip"), silo_table("cedar"), more=STUDY)
 
 
@@ -62,10 +62,10 @@ class Finals:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_plain_and_summed_fedavg_end_with_the_same_weights(
+def test_plain_and_summed_fedavg_end_with_equal_weights(
     tmp_path: Path, served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    read, finals = three(tmp_path), Finals()
+    read, finals = three_silos(tmp_path), Finals()
     monkeypatch.setattr(silo_work, "finish", finals.finish)
     results: dict[str, CellResult] = {}
     with Operator(served.url, ADMIN_TOKEN) as operator:
@@ -86,8 +86,8 @@ def test_plain_and_summed_fedavg_end_with_the_same_weights(
         assert ours.rounds[0].bytes_up > 0
 
 
-def test_a_study_does_not_sum_scores(tmp_path: Path) -> None:
-    read = three(tmp_path)
+def test_a_study_with_summed_scores_is_refused(tmp_path: Path) -> None:
+    read = three_silos(tmp_path)
     summed = plan_of(read, methods_of(read, ["masked"])[0], 0, None).privacy.secure_sum
     assert summed is not None
     assert summed.scores == "own"

@@ -1,4 +1,4 @@
-"""A study with trackers has a run per method and seed, with the values of every client."""
+"""Studies with trackers: one run per method and seed, with the values of all clients."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # of the libraries, whose imp
 
 
 @pytest.mark.slow
-def test_runs_have_steps_and_rounds_of_every_client(tmp_path: Path) -> None:
+def test_tracked_runs_have_steps_and_rounds_of_clients(tmp_path: Path) -> None:
     study = read_study(write_study(tmp_path, more='report_to = ["tensorboard"]'))
     report = simulate(study, methods=["local", "fedavg"], seeds=[0], out=tmp_path / "out", workers=1)
     assert not report.missing
@@ -48,7 +48,7 @@ def test_trackio_has_the_runs_of_a_study(tmp_path: Path) -> None:
     assert [row["step"] for row in rows if "aster/train/loss" in row] == [1, 2, 3, 4]
 
 
-def test_a_missing_library_is_an_error_before_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_tracker_library_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     study = read_study(write_study(tmp_path, more='report_to = ["wandb"]'))
     monkeypatch.setattr("schemas.trackers.options.find_spec", lambda name: None)
     with pytest.raises(StudyUnusable, match="report_to: wandb is not installed"):

@@ -1,4 +1,4 @@
-"""What a run does when the program that listens to it fails."""
+"""A pool whose listener fails."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ class Closed:
     def ended(self, cell: Cell, failure: str | None) -> None: ...
 
 
-def test_what_the_listener_raises_ends_the_run(tmp_path: Path) -> None:
+def test_an_error_of_the_listener_ends_the_run(tmp_path: Path) -> None:
     comparison = planned(tmp_path)
     pool = Pool(Setup(study=comparison.study, out=comparison.out), Closed())
     with pytest.raises(SystemExit):
         pool.run(comparison.cells, workers=2)
 
 
-def test_a_thread_that_waits_for_a_cell_ends_when_another_fails(tmp_path: Path) -> None:
+def test_a_failed_queue_releases_waiting_threads(tmp_path: Path) -> None:
     cell = planned(tmp_path).cells[0]
     waiting, found = CellQueue([cell], lambda cell: ()), list[Cell | None]()
     assert waiting.next() == cell

@@ -1,4 +1,4 @@
-"""Which keys count, what a signed document is, and what an enrolment token says."""
+"""Accepted keys, signed documents, and enrolment tokens."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def _small_order_points() -> set[Point]:
     return found
 
 
-def test_all_eight_points_of_small_order_are_refused_though_the_library_loads_them() -> None:
+def test_keys_of_small_order_are_refused() -> None:
     points = _small_order_points()
     assert len(points) == 8
     for point in points:
@@ -71,7 +71,7 @@ def test_all_eight_points_of_small_order_are_refused_though_the_library_loads_th
             public_key(encode(_encoded(point)))
 
 
-def test_second_names_of_keys_are_refused() -> None:
+def test_keys_in_noncanonical_encoding_are_refused() -> None:
     for sign_bit in (0, 2**255):
         for y in range(P, 2**255):
             with pytest.raises(KeyUnusable):
@@ -81,7 +81,7 @@ def test_second_names_of_keys_are_refused() -> None:
             public_key(encode((y | 2**255).to_bytes(32, "little")))
 
 
-def test_ordinary_keys_are_read_from_their_one_name() -> None:
+def test_a_key_is_read_from_its_canonical_name() -> None:
     name = name_of(KEY)
     assert name_of(public_key(name)) == name
     for other in (name + "=", name[:-1] + "B", name + "\n", name[:-1], "", "é" * 43):
@@ -90,11 +90,11 @@ def test_ordinary_keys_are_read_from_their_one_name() -> None:
 
 
 @given(st.binary(min_size=1, max_size=80))
-def test_text_of_bytes_is_read_back(raw: bytes) -> None:
+def test_encoded_bytes_are_decoded_unchanged(raw: bytes) -> None:
     assert decode(encode(raw)) == raw
 
 
-def test_a_document_is_signed_for_one_purpose_and_with_all_its_members() -> None:
+def test_a_signature_covers_purpose_and_members() -> None:
     said = {"b": 1, "a": "é", "n": None}
     signature = sign("tessera-hello-v1", said, KEY)
     key = KEY.public_key()
@@ -113,14 +113,14 @@ def test_a_document_is_signed_for_one_purpose_and_with_all_its_members() -> None
         assert not is_signed("tessera-hello-v1", said, wrong, key)
 
 
-def test_a_document_has_the_canonical_form_of_rfc_8785() -> None:
+def test_a_documents_hash_uses_rfc_8785() -> None:
     canonical = '{"a":"é\\n","b":1,"c":[true,null]}'.encode()
     assert (
         hash_of({"c": [True, None], "b": 1, "a": "é\n"}) == f"sha256:{hashlib.sha256(canonical).hexdigest()}"
     )
 
 
-def test_a_token_is_read_back_and_has_a_checksum() -> None:
+def test_an_enrolment_token_has_a_checksum() -> None:
     text = str(TOKEN)
     assert read(text) == TOKEN
     assert text.startswith("tsr1_")

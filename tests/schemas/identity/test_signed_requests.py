@@ -1,4 +1,4 @@
-"""Our profile of RFC 9421 against the RFC's own example and another implementation of it."""
+"""Signed requests after RFC 9421, against the RFC's example and another implementation."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _signed(created: int | None = None) -> dict[str, str]:
     return sign(_target(_request()), KEY, created=created or int(time.time()), nonce=NONCE)
 
 
-def test_the_signature_base_gives_the_signature_of_the_rfc() -> None:
+def test_the_signature_base_matches_rfc_9421() -> None:
     values = {
         "date": "Tue, 20 Apr 2021 02:07:55 GMT",
         "@method": "POST",
@@ -76,7 +76,7 @@ def test_the_signature_base_gives_the_signature_of_the_rfc() -> None:
         "http://a/b?c",
     ],
 )
-def test_another_implementation_accepts_what_we_sign(url: str) -> None:
+def test_our_signature_verifies_with_another_implementation(url: str) -> None:
     request = _request(url=url)
     request.headers.update(sign(_target(request), KEY, created=int(time.time()), nonce=NONCE))
     keys = MappingKeyResolver(public_keys={name_of(KEY): KEY.public_key()}, private_keys={})
@@ -85,7 +85,7 @@ def test_another_implementation_accepts_what_we_sign(url: str) -> None:
     assert result.parameters["nonce"] == NONCE
 
 
-def test_we_accept_what_another_implementation_signs() -> None:
+def test_another_implementations_signature_is_accepted() -> None:
     request = _request()
     keys = MappingKeyResolver(public_keys={}, private_keys={name_of(KEY): KEY})
     signer = HTTPMessageSigner(signature_algorithm=algorithms.ED25519, key_resolver=keys)
@@ -118,7 +118,7 @@ def test_we_accept_what_another_implementation_signs() -> None:
     ],
     ids=["method", "authority", "path", "query", "no query", "body"],
 )
-def test_a_signature_is_of_one_request(other: httpx.Request) -> None:
+def test_a_signature_is_valid_for_one_request(other: httpx.Request) -> None:
     fields = _signed()
     signed = read(fields["Signature-Input"], fields["Signature"])
     assert signed.is_by(KEY.public_key(), _target(_request()))
@@ -126,13 +126,13 @@ def test_a_signature_is_of_one_request(other: httpx.Request) -> None:
     assert not signed.is_by(Ed25519PrivateKey.generate().public_key(), _target(_request()))
 
 
-def test_a_signature_lives_half_a_minute_on_clocks_that_differ_by_two() -> None:
+def test_a_signature_is_timely_with_two_minutes_tolerance() -> None:
     fields = _signed(created=1000)
     signed = read(fields["Signature-Input"], fields["Signature"])
     assert [signed.is_timely(now) for now in (879, 880, 1000, 1150, 1151)] == [False, True, True, True, False]
 
 
-def test_prefer_and_range_are_signed_when_they_are_there() -> None:
+def test_prefer_and_range_are_signed_if_present() -> None:
     target = Target("GET", "a", "/b", "", None, prefer="wait=3", range="bytes=5-")
     fields = sign(target, KEY, created=1000, nonce=NONCE)
     signed = read(fields["Signature-Input"], fields["Signature"])
@@ -169,7 +169,7 @@ INPUT = _signed(created=1000)["Signature-Input"]
         ("sig1=", " " * 1024 + "sig1="),
     ],
 )
-def test_anything_but_the_profile_is_refused(change: tuple[str, str]) -> None:
+def test_a_signature_outside_the_profile_is_refused(change: tuple[str, str]) -> None:
     altered = INPUT.replace(*change, 1)
     assert altered != INPUT
     with pytest.raises(ProfileBroken):
@@ -185,7 +185,7 @@ def test_a_second_signature_is_refused() -> None:
 
 @pytest.mark.slow
 @given(st.text(max_size=400), st.text(max_size=150))
-def test_hostile_fields_end_in_the_one_error(signature_input: str, signature: str) -> None:
+def test_hostile_signature_fields_raise_profile_broken(signature_input: str, signature: str) -> None:
     with pytest.raises(ProfileBroken):
         read(signature_input, signature)
 

@@ -1,4 +1,4 @@
-"""A bank of experts: its names, who is summed, and the weights of a round."""
+"""Banks of experts: names, summed groups, and the weights of a round."""
 
 from __future__ import annotations
 
@@ -15,23 +15,19 @@ SHARES = st.floats(0, 50, allow_nan=False)
 
 
 @given(COUNTS, st.integers(0, 40), st.integers(1, 9))
-def test_each_summed_group_keeps_k_min_whoever_was_lost(
-    counts: dict[str, int], lost: int, k_min: int
-) -> None:
+def test_summed_groups_keep_k_min_after_losses(counts: dict[str, int], lost: int, k_min: int) -> None:
     chosen = bank.manifest(counts, 128, lost, k_min)
     assert all(counts[group] - lost >= k_min for group in chosen)
     assert all(counts[group] - lost < k_min for group in counts.keys() - chosen)
 
 
 @given(COUNTS, st.integers(0, 40), st.integers(0, 40), st.integers(1, 9))
-def test_losing_more_members_only_shrinks_a_manifest(
-    counts: dict[str, int], lost: int, more: int, k_min: int
-) -> None:
+def test_more_losses_only_shrink_a_manifest(counts: dict[str, int], lost: int, more: int, k_min: int) -> None:
     assert bank.manifest(counts, 128, lost + more, k_min) <= bank.manifest(counts, 128, lost, k_min)
 
 
 @pytest.mark.parametrize(("lost", "k_min"), [(-1, 3), (0, 0)])
-def test_a_manifest_needs_possible_numbers(lost: int, k_min: int) -> None:
+def test_a_manifest_with_impossible_numbers_is_refused(lost: int, k_min: int) -> None:
     with pytest.raises(ValueError, match="at least"):
         bank.manifest({"x1": 5}, 5, lost, k_min)
 
@@ -48,13 +44,13 @@ def test_a_manifest_needs_possible_numbers(lost: int, k_min: int) -> None:
         (15, 1, True),
     ],
 )
-def test_the_members_outside_of_reject_are_none_or_k_min(rejects: int, lost: int, is_summed: bool) -> None:
+def test_members_outside_reject_are_none_or_k_min(rejects: int, lost: int, is_summed: bool) -> None:
     """The sum of all without that of the group is theirs: of one member alone it would be its update."""
     chosen = bank.manifest({"x1": 15, bank.REJECT: rejects}, 15, lost, 3)
     assert chosen == {"x1"} | ({bank.REJECT} if is_summed else set())
 
 
-def test_names_of_a_bank_are_read_back() -> None:
+def test_names_of_bank_tensors_are_parsed() -> None:
     assert bank.bank_tensor(3, "l0.q.A") == "x3.l0.q.A"
     assert bank.split_bank_tensor("x3.l0.q.A") == (3, "l0.q.A")
     assert bank.split_bank_tensor("x0.b1.o.P") == (bank.SHARED, "b1.o.P")
@@ -64,7 +60,7 @@ def test_names_of_a_bank_are_read_back() -> None:
     assert [bank.split_bank_tensor(name) for name in ("l0.q.A", "x3", "x3.", "weight")] == [None] * 4
 
 
-def test_experts_begin_with_different_draws_and_the_shared_one_as_an_adapter() -> None:
+def test_experts_begin_with_different_draws() -> None:
     shape, seed = (4, 16), 7
     draws = [bank.first_a_of(expert, "l0.q.A", shape, seed) for expert in range(3)]
     assert draws[0].tobytes() == first_a("l0.q.A", shape, seed).tobytes()
@@ -77,11 +73,11 @@ def test_experts_begin_with_different_draws_and_the_shared_one_as_an_adapter() -
 @pytest.mark.parametrize(
     ("members", "share", "least"), [(10, 0.1, 3), (15, 0.2, 3), (16, 0.2, 4), (100, 0.1, 10)]
 )
-def test_a_birth_needs_k_min_members_and_a_share_of_all(members: int, share: float, least: int) -> None:
+def test_a_birth_needs_k_min_and_a_share(members: int, share: float, least: int) -> None:
     assert bank.birth_minimum(members, share, 3) == least
 
 
-def test_the_change_of_a_sole_trainer_is_applied_whole() -> None:
+def test_the_change_of_a_sole_trainer_is_undiluted() -> None:
     """Defect 3 of the reference: members that did not train an expert diluted it to 0.2."""
     rng = np.random.default_rng(0)
     theta, change = rng.normal(size=8), rng.normal(size=8)
@@ -92,7 +88,7 @@ def test_the_change_of_a_sole_trainer_is_applied_whole() -> None:
     assert bank.m_step(theta, weights[0][1] * change, total, 1.0) == pytest.approx(theta + change)
 
 
-def test_the_m_step_is_the_weighted_mean_of_changes() -> None:
+def test_the_m_step_is_a_weighted_mean() -> None:
     changes, weights = np.array([[1.0, 2.0], [3.0, -2.0]]), np.array([0.25, 0.75])
     moved = bank.m_step(np.zeros(2), weights @ changes, float(weights.sum()), 0.5)
     assert moved == pytest.approx(0.5 * np.average(changes, axis=0, weights=weights))
@@ -101,7 +97,7 @@ def test_the_m_step_is_the_weighted_mean_of_changes() -> None:
 
 
 @pytest.mark.parametrize("responsibilities", [{1: 1.5}, {1: -0.1}, {bank.SHARED: 0.5}])
-def test_no_member_has_more_than_its_weight_in_an_expert(responsibilities: dict[int, float]) -> None:
+def test_responsibilities_beyond_a_members_weight_are_refused(responsibilities: dict[int, float]) -> None:
     with pytest.raises(ValueError, match="responsibilities"):
         bank.member_weights(1.0, responsibilities)
 
@@ -110,9 +106,7 @@ def test_no_member_has_more_than_its_weight_in_an_expert(responsibilities: dict[
     st.dictionaries(st.integers(1, 9), st.floats(0.001, 1), min_size=1),
     st.dictionaries(st.integers(1, 12), SHARES),
 )
-def test_a_prior_sums_to_1_and_absent_experts_keep_theirs(
-    weights: dict[int, float], sums: dict[int, float]
-) -> None:
+def test_the_next_prior_sums_to_1(weights: dict[int, float], sums: dict[int, float]) -> None:
     prior = bank.normalised(weights)
     after = bank.next_prior(prior, sums)
     assert after.keys() == prior.keys()
@@ -122,6 +116,6 @@ def test_a_prior_sums_to_1_and_absent_experts_keep_theirs(
         assert after[expert] == pytest.approx(prior[expert])
 
 
-def test_experts_that_were_summed_share_by_their_responsibilities() -> None:
+def test_summed_experts_share_prior_by_responsibility() -> None:
     after = bank.next_prior({1: 0.25, 2: 0.25, 3: 0.5}, {1: 6.0, 2: 2.0})
     assert after == pytest.approx({1: 0.375, 2: 0.125, 3: 0.5}, abs=1e-3)

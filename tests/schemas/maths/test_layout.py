@@ -1,4 +1,4 @@
-"""Which layers end blocks, and what an adapter's tensors are called."""
+"""Layers at the ends of blocks, and names of an adapter's tensors."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from schemas.messages.federations import ALL_ROLES, AdapterPlan, FederationPlan
         (4, (0, 1, 2, 3)),
     ],
 )
-def test_block_ends_are_those_of_the_design(layers: int, ends: tuple[int, ...]) -> None:
+def test_block_ends_match_the_table(layers: int, ends: tuple[int, ...]) -> None:
     assert block_ends(layers, 4) == ends
 
 
 @given(st.integers(1, 200), st.integers(1, 16))
-def test_block_ends_are_distinct_and_the_last_layer_is_one(layers: int, blocks: int) -> None:
+def test_block_ends_are_distinct_with_the_last_layer(layers: int, blocks: int) -> None:
     if layers < blocks:
         with pytest.raises(ValueError, match="cannot be cut"):
             block_ends(layers, blocks)
@@ -51,7 +51,7 @@ def test_a_lora_payload_has_the_published_size() -> None:
     assert size(lora_layout(28, llama_3b, 8)) == 2_293_760
 
 
-def test_a_layout_is_in_the_order_in_which_safetensors_writes() -> None:
+def test_a_layout_has_the_order_of_safetensors() -> None:
     layout = pq_layout(["b10.q", "b2.v", "b0.down"], 2)
     assert list(layout) == sorted(layout)
     assert {module_of(name) for name in layout} == {"b10.q", "b2.v", "b0.down"}
@@ -68,19 +68,19 @@ def test_a_layout_is_in_the_order_in_which_safetensors_writes() -> None:
         {"target_modules": ["b0.q"], "kind": "lora"},
     ],
 )
-def test_target_modules_are_some_of_the_plans_blocks_and_roles(wrong: dict[str, object]) -> None:
+def test_target_modules_outside_the_plan_are_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(ValidationError, match="target_modules"):
         AdapterPlan.model_validate({"blocks": 4} | wrong)
 
 
-def test_modules_are_those_that_plan_and_model_have_in_one_order() -> None:
+def test_modules_are_common_to_plan_and_model() -> None:
     plan = AdapterPlan(blocks=2, roles=("v", "gate", "q"), target_modules=("b1.gate", "b1.q", "b0.v"))
     assert plan.modules() == ("b0.v", "b1.gate", "b1.q")
     assert plan.modules(["b0.v", "b1.q"]) == ("b0.v", "b1.q")
     assert AdapterPlan(blocks=2, roles=("v", "q")).modules(["b0.q", "b1.q", "b1.up"]) == ("b0.q", "b1.q")
 
 
-def test_a_plan_without_the_field_trained_q_and_lora_has_no_bias() -> None:
+def test_bias_is_true_by_default_except_with_lora() -> None:
     assert AdapterPlan.model_validate({"rank": 8}).bias
     assert not AdapterPlan.model_validate({"kind": "lora"}).bias
     assert AdapterPlan(kind="lora", bias=False) == AdapterPlan(kind="lora")
@@ -88,11 +88,11 @@ def test_a_plan_without_the_field_trained_q_and_lora_has_no_bias() -> None:
         AdapterPlan(kind="lora", bias=True)
 
 
-def test_without_bias_there_is_p_alone() -> None:
+def test_a_pq_layout_without_bias_has_p_only() -> None:
     assert pq_layout(["b0.v", "b0.down"], 2, bias=False) == {"b0.down.P": (2, 2), "b0.v.P": (2, 2)}
 
 
-def test_a_plan_of_two_fields_has_the_defaults_of_the_contract() -> None:
+def test_a_minimal_plan_has_the_documented_defaults() -> None:
     plan = FederationPlan.model_validate({"name": "n", "strategy": {"name": "fedmosaic"}})
     assert (plan.adapter.kind, plan.adapter.rank, plan.adapter.scale, plan.adapter.blocks) == (
         "pq",
@@ -124,7 +124,7 @@ MIXED: dict[str, object] = {
 }
 
 
-def test_layers_that_differ_have_the_tensors_of_their_own_shapes() -> None:
+def test_layers_have_tensors_of_their_own_shapes() -> None:
     profile = Profile.model_validate(MIXED | {"layer_shapes": {"up": ((0, 0, 48, 8), (3, 3, 24, 8))}})
     plan = AdapterPlan(kind="lora", rank=2, roles=("up", "q"), blocks=2)
     layout = client_layout(plan, profile, None)
@@ -148,6 +148,6 @@ def test_layers_that_differ_have_the_tensors_of_their_own_shapes() -> None:
         {"up": ((0, 0, 8, 8),) * 501},
     ],
 )
-def test_runs_of_layers_are_in_order_and_within_the_model(runs: dict[str, object]) -> None:
+def test_invalid_runs_of_layers_are_refused(runs: dict[str, object]) -> None:
     with pytest.raises(ValidationError, match="layer_shapes"):
         Profile.model_validate(MIXED | {"layer_shapes": runs})

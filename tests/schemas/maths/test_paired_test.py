@@ -1,4 +1,4 @@
-"""Leads of paired figures: the t test is Student's, and one clear task among few is no proof."""
+"""Leads of paired figures: Student's t test, and no pass by one clear task among few."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ PRINTED = [
 
 
 @pytest.mark.parametrize(("freedom", "five", "one"), PRINTED)
-def test_the_tail_is_that_of_the_printed_tables(freedom: int, five: float, one: float) -> None:
+def test_the_upper_tail_matches_printed_tables(freedom: int, five: float, one: float) -> None:
     assert upper_tail(five, freedom) == pytest.approx(0.05, abs=5e-5)
     assert upper_tail(one, freedom) == pytest.approx(0.01, abs=1e-5)
     assert upper_tail(-five, freedom) == pytest.approx(0.95, abs=5e-5)
     assert upper_tail(0.0, freedom) == 0.5
 
 
-def test_where_nothing_is_ahead_the_test_says_so_in_nineteen_of_twenty_cases() -> None:
+def test_the_paired_test_has_its_nominal_error_rate() -> None:
     rng = random.Random(0)
     said = 0
     for _ in range(4000):
@@ -40,7 +40,7 @@ def test_where_nothing_is_ahead_the_test_says_so_in_nineteen_of_twenty_cases() -
     assert said / 4000 == pytest.approx(LEVEL, abs=0.012)
 
 
-def test_a_lead_that_never_varies_is_certain_and_none_is_not() -> None:
+def test_a_constant_lead_is_certain() -> None:
     assert lead([2.0, 3.0], over=[1.0, 2.0]).chance == 0
     assert lead([1.0, 2.0], over=[1.0, 2.0]).chance == 1
     assert lead([1.0, 2.0], over=[2.0, 3.0]).chance == 1
@@ -50,7 +50,7 @@ def test_a_lead_that_never_varies_is_certain_and_none_is_not() -> None:
         lead([1.0, 2.0], over=[0.0, 0.0, 0.0])
 
 
-def test_the_spread_is_the_standard_error_of_the_mean() -> None:
+def test_the_spread_is_mean_and_standard_error() -> None:
     assert spread([1.0, 2.0, 3.0]) == pytest.approx((2.0, 3**-0.5))
     assert spread([4.0]) == (4.0, 0.0)
 
@@ -59,7 +59,7 @@ def ending(*losses: float) -> Ending:
     return Ending(loss=list(losses), exact_match=[0.5] * len(losses))
 
 
-def test_one_direction_passes_only_if_every_control_is_beaten_beyond_chance() -> None:
+def test_a_direction_passes_only_with_significant_leads() -> None:
     right = ending(0.5, 0.6, 0.4, 0.5, 0.5)
     clear = ending(0.9, 1.1, 0.7, 0.9, 1.0)
     one_task_alone = ending(0.6, 0.7, 0.5, 0.5, 1.5)  # ahead by more than its standard error

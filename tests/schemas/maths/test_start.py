@@ -1,4 +1,4 @@
-"""Where adapters start: the same numbers on both sides, in whatever pieces they are asked for."""
+"""Start values of adapters: equal on both sides, in pieces of any size."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ LAYOUT = in_order({**pq_layout(["b0.q"], 3), **lora_layout(2, {"q": (5, 7)}, 3)}
 
 
 @pytest.mark.parametrize("begin", range(12))
-def test_words_from_the_middle_of_a_stream_are_those_of_the_whole(begin: int) -> None:
+def test_words_from_any_offset_equal_the_stream(begin: int) -> None:
     np.testing.assert_array_equal(words(6, "key", 1, begin=begin), words(20, "key", 1)[begin : begin + 6])
 
 
-def test_the_start_is_zero_but_for_a() -> None:
+def test_the_start_is_zero_except_for_a() -> None:
     whole = start_values(LAYOUT, 9, 0, size(LAYOUT))
     assert whole is not None
     at = 0
@@ -28,7 +28,7 @@ def test_the_start_is_zero_but_for_a() -> None:
         at += count
 
 
-def test_pieces_of_the_start_are_pieces_of_the_whole() -> None:
+def test_pieces_of_the_start_equal_the_whole() -> None:
     whole = start_values(LAYOUT, 9, 0, size(LAYOUT))
     assert whole is not None
     for begin in range(size(LAYOUT)):
@@ -38,12 +38,12 @@ def test_pieces_of_the_start_are_pieces_of_the_whole() -> None:
             np.testing.assert_array_equal(np.zeros_like(wanted) if piece is None else piece, wanted)
 
 
-def test_the_first_rows_of_a_larger_rank_are_those_of_a_smaller_one() -> None:
+def test_first_rows_are_equal_for_all_ranks() -> None:
     small, large = (first_a("l0.q.A", (rank, 7), 9).reshape(rank, 7) for rank in (2, 5))
     np.testing.assert_array_equal(large[:2], small)
 
 
-def test_served_zeros_of_a_pair_mean_its_start_and_nothing_else_does() -> None:
+def test_served_zeros_of_a_pair_mean_its_start() -> None:
     served = {
         "b0.q.P": np.zeros((2, 2), np.float32),
         "l0.q.A": np.zeros((2, 5), np.float32),
@@ -65,7 +65,7 @@ def test_served_zeros_of_a_pair_mean_its_start_and_nothing_else_does() -> None:
     )[0].tolist() == [2, 0, 0, 0, 0]
 
 
-def test_zeros_of_a_whose_b_does_not_travel_mean_the_start_too() -> None:
+def test_zeros_of_a_without_b_mean_its_start() -> None:
     served = {"l0.q.A": np.zeros((2, 5), np.float32)}
     seen = from_start("l0.q.A", served.__getitem__, 7, {"l0.q.A": (2, 5)})
     assert (seen == first_a("l0.q.A", (2, 5), 7).reshape(2, 5)).all()

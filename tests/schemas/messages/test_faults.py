@@ -1,4 +1,4 @@
-"""Faults of a message as people read them."""
+"""Faults of a message as text."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from schemas.messages.federations import FederationPlan
         ({"rounds": {"total": 0}}, "rounds.total: Input should be greater than or equal to 1"),
     ],
 )
-def test_each_fault_names_its_field_and_the_field_that_was_meant(plan: dict[str, object], text: str) -> None:
+def test_a_fault_names_its_field_and_suggests_another(plan: dict[str, object], text: str) -> None:
     whole = {"name": "x", "strategy": {"name": "fedavg"}} | plan
     if "missing" in text:
         del whole["name"]
@@ -53,7 +53,7 @@ def test_each_fault_names_its_field_and_the_field_that_was_meant(plan: dict[str,
         ({"strategy": {"name": "fedavg", "options": 3}}, ["strategy.options: Input should be a valid"]),
     ],
 )
-def test_unions_leave_no_names_in_paths(plan: dict[str, object], texts: list[str]) -> None:
+def test_fault_paths_omit_names_of_unions(plan: dict[str, object], texts: list[str]) -> None:
     with pytest.raises(ValidationError) as refused:
         FederationPlan.model_validate({"name": "x", "strategy": {"name": "fedavg"}} | plan)
     sentence = complaints(refused.value, FederationPlan)
@@ -81,7 +81,7 @@ class _Drawing(BaseModel):
     place: int | tuple[int, int] | None = None
 
 
-def test_tags_and_keys_are_told_apart() -> None:
+def test_fault_paths_distinguish_tags_and_keys() -> None:
     drawing = {
         "shapes": [{"kind": "circle", "radius": 0, "sid": 1}, {"kind": "square"}],
         "sizes": {"small": 0},

@@ -1,4 +1,4 @@
-"""Recipes in a plan: by name or spelt out."""
+"""Recipes in a plan: by name or with all fields."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from schemas.messages.recipes import NAMED, Recipe, RecipeName, WirePlan
 
 
-def test_every_name_is_a_recipe_and_dense_is_plain_tensors() -> None:
+def test_named_recipes_are_complete_and_classified() -> None:
     assert set(NAMED) == set(get_args(RecipeName))
     assert [name for name, recipe in NAMED.items() if recipe.is_dense] == ["dense", "f16"]
     assert [name for name, recipe in NAMED.items() if recipe.feeds_back] == [
@@ -19,12 +19,12 @@ def test_every_name_is_a_recipe_and_dense_is_plain_tensors() -> None:
     ]
 
 
-def test_what_is_left_out_needs_a_reference() -> None:
+def test_a_sparse_recipe_needs_a_reference() -> None:
     with pytest.raises(ValidationError, match="density"):
         Recipe(density=0.5)
 
 
-def test_a_plan_says_a_recipe_by_name_or_spelt_out_and_keeps_it_spelt_out() -> None:
+def test_a_plan_stores_the_fields_of_a_recipe() -> None:
     spelt = {"reference": "own_last", "density": 1.0, "values": "int4", "block": 64}
     for said in ({}, {"recipe": "int4_own_last"}, {"recipe": spelt}):
         assert WirePlan.model_validate(said).model_dump(mode="json")["recipe"] == spelt
@@ -33,7 +33,7 @@ def test_a_plan_says_a_recipe_by_name_or_spelt_out_and_keeps_it_spelt_out() -> N
             WirePlan.model_validate({"recipe": unknown})
 
 
-def test_weights_are_asked_for_whole_where_updates_are_whole_or_differences_to_them() -> None:
+def test_the_default_weights_recipe_follows_the_updates_recipe() -> None:
     asked = {name: WirePlan(recipe=recipe).weights_recipe for name, recipe in NAMED.items()}
     coded = {name for name, how in asked.items() if how == "int8_own_last"}
     assert coded == {"bf16", "int8", "int8_own_last", "int4_own_last"}

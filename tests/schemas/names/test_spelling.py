@@ -1,4 +1,4 @@
-"""Spellings of names: what is the same, what looks the same, and what no new name may have."""
+"""Spelling of names: equality, resemblance, and refused characters."""
 
 from __future__ import annotations
 
@@ -71,13 +71,13 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("text", "reason"), REFUSED.items(), ids=ascii)
-def test_other_texts_are_refused_with_the_reason(text: str, reason: str) -> None:
+def test_invalid_names_are_refused_with_the_reason(text: str, reason: str) -> None:
     with pytest.raises(NameRefused) as refusal:
         new_name(text)
     assert reason in str(refusal.value)
 
 
-def test_people_may_be_named_by_mail_addresses() -> None:
+def test_names_of_persons_may_be_mail_addresses() -> None:
     assert new_name("dpo@hospital-a", also="@") == "dpo@hospital-a"
 
 
@@ -107,7 +107,7 @@ RESEMBLING = [
 
 
 @pytest.mark.parametrize(("name", "other", "how"), RESEMBLING, ids=ascii)
-def test_names_that_can_be_taken_for_each_other(name: str, other: str, how: str) -> None:
+def test_similar_names_resemble_each_other(name: str, other: str, how: str) -> None:
     assert is_resembling(name, other)
     assert is_resembling(other, name)
     assert resemblance(name, other) == how
@@ -127,7 +127,7 @@ DIFFERENT = [
 
 
 @pytest.mark.parametrize(("name", "other"), DIFFERENT, ids=ascii)
-def test_names_that_differ_for_a_reader(name: str, other: str) -> None:
+def test_different_names_do_not_resemble_each_other(name: str, other: str) -> None:
     assert not is_resembling(name, other)
 
 

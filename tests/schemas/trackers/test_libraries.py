@@ -1,4 +1,4 @@
-"""Every tracker writes what its own library reads back, without a server."""
+"""Trackers without a server: each library reads its own records."""
 
 from __future__ import annotations
 
@@ -69,9 +69,7 @@ def test_mlflow_reads_a_run_that_was_continued(tmp_path: Path, monkeypatch: pyte
 
 
 @pytest.mark.slow
-def test_wandb_writes_values_and_nothing_of_the_machine(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_wandb_records_nothing_about_the_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_MODE", "online")
     monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:1")
     record(TrackerOptions(("wandb",), tmp_path))
@@ -164,14 +162,14 @@ def test_a_missing_library_is_named_at_the_start(tmp_path: Path, monkeypatch: py
         (("wandb",), None, "api.wandb.ai", "not an address"),
     ],
 )
-def test_options_fit_each_other(
+def test_inconsistent_tracker_options_are_refused(
     report_to: tuple[TrackerName, ...], mlflow_uri: str | None, wandb_url: str | None, reason: str
 ) -> None:
     with pytest.raises(ValueError, match=reason):
         require_addresses(report_to, mlflow_uri, wandb_url)
 
 
-def test_a_folder_that_cannot_be_made_stops_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_unwritable_tracker_folder_only_warns(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     folder = tmp_path / "tensorboard" / "federation_one_a"
     folder.mkdir(parents=True)
     (folder / "aster").touch()  # a file where the run's folder belongs

@@ -1,4 +1,4 @@
-"""Trackers never stop or delay whoever trains: one warning, and values are tried again later."""
+"""Trackers that never stop or delay training: one warning, and later attempts."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [entry.getMessage() for entry in caplog.records if entry.levelno >= logging.WARNING]
 
 
-def test_values_reach_a_server_that_is_up_again_after_one_warning(
+def test_values_reach_a_restarted_server_after_one_warning(
     server: Server, caplog: pytest.LogCaptureFixture
 ) -> None:
     server.may_answer.set()
@@ -73,7 +73,7 @@ def test_values_reach_a_server_that_is_up_again_after_one_warning(
     assert server.ends == 1
 
 
-def test_a_server_that_is_down_is_not_asked_for_every_value(server: Server) -> None:
+def test_a_failing_server_is_not_tried_per_value(server: Server) -> None:
     server.may_answer.set()
     server.is_down = True
     with Trackers.of(RUN, {"mlflow": lambda: server}) as trackers:
@@ -102,7 +102,7 @@ def test_names_have_the_prefixes_of_their_clients(server: Server) -> None:
     assert server.values == [("round", 1, {"aster/loss": 1.0}), ("round", 1, {"mean/loss": 2.0})]
 
 
-def test_no_trackers_take_no_threads() -> None:
+def test_empty_trackers_start_no_threads() -> None:
     before = threading.active_count()
     NO_TRACKERS.begin()
     NO_TRACKERS.log("step", 1, {"loss": 1.0})

@@ -1,4 +1,4 @@
-"""A byte budget: what fits it is known beforehand, and what is marked within it is never a byte more."""
+"""Byte budgets: known minimum sizes, and marks that never exceed the budget."""
 
 from __future__ import annotations
 
@@ -43,9 +43,7 @@ def bytes_of(values: dict[str, np.ndarray], recipe: Recipe, marks: Marks | None 
 
 @given(size=st.integers(1, 5000), share=st.floats(0, 1), seed=st.integers(0, 999), even=st.booleans())
 @settings(deadline=None)
-def test_places_are_never_longer_than_their_number_allows(
-    size: int, share: float, seed: int, even: bool
-) -> None:
+def test_positions_never_exceed_their_bound(size: int, share: float, seed: int, even: bool) -> None:
     kept = round(share * size)
     mask = np.zeros(size, bool)
     drawn = np.random.default_rng(seed).permutation(size)[:kept]
@@ -53,7 +51,7 @@ def test_places_are_never_longer_than_their_number_allows(
     assert write_places(mask).size <= max_position_bytes(size, int(mask.sum())) <= max_position_bytes(size)
 
 
-def test_the_bound_of_few_places_is_reached() -> None:
+def test_the_bound_of_few_positions_is_tight() -> None:
     mask = np.zeros(127 * 129, bool)
     mask[128::129] = True  # every gap takes two bytes
     assert mask.sum() == 127
@@ -68,9 +66,7 @@ def test_the_bound_of_few_places_is_reached() -> None:
     seed=st.integers(0, 99),
 )
 @settings(deadline=None, max_examples=60)
-def test_what_is_marked_within_a_budget_costs_what_is_sent_and_no_more(
-    budget: int, values: str, zeros: float, seed: int
-) -> None:
+def test_marked_values_fit_and_use_the_budget(budget: int, values: str, zeros: float, seed: int) -> None:
     recipe = Recipe.model_validate(SPARSE.model_dump() | {"values": values})
     if shortfall(LORA, recipe, budget) is not None:
         assert budget < min_bytes(LORA, recipe)
@@ -84,7 +80,7 @@ def test_what_is_marked_within_a_budget_costs_what_is_sent_and_no_more(
         assert bytes_of(wanted, recipe, marks) > 0.9 * min(budget, bytes_of(wanted, recipe)) - 30
 
 
-def test_a_budget_is_used_up_and_one_beyond_need_changes_nothing() -> None:
+def test_a_tight_budget_is_used_up() -> None:
     wanted = update({"l0.q.A": (8, 4000), "l0.q.B": (4000, 8)})
     for budget in (600, 2000, 6000, 20000):
         marks = fit_budget(lambda density: largest_of(wanted, density), 0.5, wanted, SPARSE, budget)
@@ -97,12 +93,12 @@ def test_a_budget_is_used_up_and_one_beyond_need_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize("name", [name for name, recipe in NAMED.items() if recipe.density == 1])
-def test_what_a_whole_update_has_is_known_to_the_byte(name: str) -> None:
+def test_min_bytes_of_a_dense_update_are_exact(name: str) -> None:
     recipe = NAMED[name]  # type: ignore[index]
     assert min_bytes(LORA, recipe) == bytes_of(update(LORA), recipe)
 
 
-def test_the_least_of_a_sparse_recipe_lets_one_value_of_each_tensor_travel_and_priors_whole() -> None:
+def test_min_bytes_of_sparse_updates_include_whole_priors() -> None:
     layout = in_order(LORA | prior_layout(LORA))
     wanted = update(layout)
     marks = {name: np.zeros(shape, bool) for name, shape in layout.items()}
@@ -115,7 +111,7 @@ def test_the_least_of_a_sparse_recipe_lets_one_value_of_each_tensor_travel_and_p
     )
 
 
-def test_a_refusal_names_a_recipe_that_would_do_or_the_least_that_does() -> None:
+def test_a_shortfall_names_a_sufficient_recipe_or_budget() -> None:
     dense, int4 = NAMED["dense"], NAMED["int4_own_last"]
     values = sum(np.prod(shape) for shape in LORA.values())
     assert shortfall(LORA, dense, 4 * values) is None
@@ -137,7 +133,7 @@ def test_a_refusal_names_a_recipe_that_would_do_or_the_least_that_does() -> None
     assert told.endswith(f"is {min_bytes(LORA, SPARSE)}")
 
 
-def test_the_density_that_a_refusal_offers_fits_whatever_is_learnt() -> None:
+def test_a_suggested_density_fits_any_update() -> None:
     budget = 400
     told = shortfall(LORA, NAMED["dense"], budget)
     assert told is not None

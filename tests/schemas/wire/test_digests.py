@@ -35,6 +35,6 @@ def test_a_digest_survives_its_header_field(value: str) -> None:
         f"sha-256=:{'A' * 42}B=:",
     ],
 )
-def test_an_ambiguous_digest_is_none(value: str) -> None:
+def test_an_ambiguous_digest_is_ignored(value: str) -> None:
     """Two digests, a name that ends alike, and spare bits that are set."""
     assert from_field(value) is None

@@ -1,4 +1,4 @@
-"""What the doors of the wire let through, and what they refuse."""
+"""Bodies of the wire: what is accepted and what is refused."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ def body_of(header: object, data: bytes = b"") -> bytes:
     return len(text).to_bytes(8, "little") + text + data
 
 
-def test_what_is_packed_opens_with_the_public_library() -> None:
+def test_a_packed_body_opens_with_safetensors() -> None:
     opened = safetensors.numpy.load(pack(tensors(), MANIFEST))
     assert opened.keys() == LAYOUT.keys()
     for name, values in tensors().items():
         np.testing.assert_array_equal(opened[name], values)
 
 
-def test_what_the_public_library_saves_is_let_in() -> None:
+def test_a_body_saved_by_safetensors_is_accepted() -> None:
     metadata = {"tessera": MANIFEST.model_dump_json()}
     with unpack(
         safetensors.numpy.save(tensors(), metadata=metadata),
@@ -67,7 +67,7 @@ def test_what_the_public_library_saves_is_let_in() -> None:
     ),
     st.booleans(),
 )
-def test_a_body_comes_out_as_it_went_in(values: dict[str, Array], compress: bool) -> None:
+def test_a_body_is_unpacked_unchanged(values: dict[str, Array], compress: bool) -> None:
     body = pack(values, MANIFEST, compress=compress)
     assert body == pack(values, MANIFEST, compress=compress)
     expected = {name: Slot(array.shape) for name, array in values.items()}
@@ -77,7 +77,7 @@ def test_a_body_comes_out_as_it_went_in(values: dict[str, Array], compress: bool
             np.testing.assert_array_equal(envelope.read(name), array)
 
 
-def test_tensors_of_a_body_in_memory_lie_in_it_and_cannot_be_written() -> None:
+def test_tensors_are_read_only_views_of_the_body() -> None:
     values = tensors()
     body = pack(values, MANIFEST)
     with unpack(body, encoding=None, expected=EXPECTED, max_bytes=LIMIT) as envelope:
@@ -90,7 +90,7 @@ def test_tensors_of_a_body_in_memory_lie_in_it_and_cannot_be_written() -> None:
 
 
 @pytest.mark.parametrize("padding", range(4))
-def test_tensors_are_aligned_whatever_the_length_of_the_header(padding: int) -> None:
+def test_tensors_are_aligned_for_any_header_length(padding: int) -> None:
     values = np.arange(6, dtype=np.float32)
     header = json.dumps({"w": entry([6], 0, 24)}).encode()
     header += b" " * (-len(header) % 8 + padding)
@@ -101,7 +101,7 @@ def test_tensors_are_aligned_whatever_the_length_of_the_header(padding: int) -> 
     np.testing.assert_array_equal(read, values)
 
 
-def test_a_head_and_the_values_behind_it_are_a_body() -> None:
+def test_a_head_and_its_values_are_a_body() -> None:
     values = tensors()
     streamed = head(LAYOUT, MANIFEST) + b"".join(values[name].tobytes() for name in LAYOUT)
     assert streamed == pack(values, MANIFEST)
@@ -133,21 +133,21 @@ def entry(shape: object, begin: object, end: object, dtype: object = "F32") -> d
         (body_of({"x": entry([2], 0, 8)}, b"\0" * 4), errors.TensorLayout),
     ],
 )
-def test_a_malformed_body_is_refused_for_what_is_wrong(body: bytes, why: type[errors.BodyRefused]) -> None:
+def test_a_malformed_body_is_refused_with_its_error(body: bytes, why: type[errors.BodyRefused]) -> None:
     """Those of the hostile table are sent to a coordinator there."""
     with pytest.raises(why) as caught:
         unpack(body, encoding=None, expected={"x": Slot((None,))}, max_bytes=LIMIT)
     assert caught.type is why
 
 
-def test_zeros_and_a_few_denormals_are_ordinary() -> None:
+def test_zeros_and_a_denormal_value_are_accepted() -> None:
     values = {name: np.zeros(shape, np.float32) for name, shape in LAYOUT.items()}
     values["b0.q.P"][0, 0] = 1e-40
     with unpack(pack(values, MANIFEST), encoding=None, expected=EXPECTED, max_bytes=LIMIT) as envelope:
         assert envelope.norm(envelope.names) == pytest.approx(0, abs=1e-30)
 
 
-def test_a_missing_tensor_is_named_unless_it_is_optional() -> None:
+def test_a_missing_tensor_is_refused_unless_optional() -> None:
     values = tensors()
     del values["b0.q.P"]
     with pytest.raises(errors.TensorSchema, match=r"b0\.q\.P"):
@@ -164,7 +164,7 @@ def test_a_manifest_of_another_kind_is_refused() -> None:
         other.manifest(UpdateManifest)
 
 
-def test_a_flipped_bit_is_never_let_in_silently() -> None:
+def test_a_flipped_bit_is_detected() -> None:
     frame = bytearray(pack(tensors(), MANIFEST, compress=True))
     rng = random.Random(0)
     for position in rng.sample(range(len(frame) * 8), 400):

@@ -1,4 +1,4 @@
-"""How long a header may be: as long as its layout needs, and no longer whatever it contains."""
+"""The limit of a header's length, which depends on its layout only."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def written(layout: Layout, metadata: dict[str, str]) -> bytes:
 
 @settings(deadline=None, max_examples=10)
 @given(layouts)
-def test_a_header_is_written_as_json_writes_it(layout: Layout) -> None:
+def test_a_header_is_written_as_by_json(layout: Layout) -> None:
     expected: dict[str, object] = {"__metadata__": {"tessera": '{"a":1}'}}
     position = 0
     for name, shape in layout.items():
@@ -55,7 +55,7 @@ def test_a_header_is_written_as_json_writes_it(layout: Layout) -> None:
 
 @settings(deadline=None, max_examples=10)
 @given(layouts, st.booleans())
-def test_every_honest_header_is_within_its_limits(layout: Layout, with_delta: bool) -> None:
+def test_valid_headers_are_within_their_limits(layout: Layout, with_delta: bool) -> None:
     layout = in_order(layout | delta_layout(layout)) if with_delta else layout
     metadata = {"tessera": "," * (METADATA_LIMIT - 100)}
     head = written(layout, metadata)
@@ -68,7 +68,7 @@ def test_every_honest_header_is_within_its_limits(layout: Layout, with_delta: bo
 
 
 @pytest.mark.parametrize("layers", [1, 32, 80])
-def test_a_header_longer_than_its_layout_needs_is_not_parsed(layers: int) -> None:
+def test_a_header_beyond_its_limit_is_refused_unparsed(layers: int) -> None:
     layout = lora_layout(layers, {"q": (64, 64)}, 1)
     limits = header_limits(slots(layout), max_bytes=2**30)
     assert limits.size < METADATA_LIMIT + 2 * len(written(layout, {}))
@@ -76,7 +76,7 @@ def test_a_header_longer_than_its_layout_needs_is_not_parsed(layers: int) -> Non
         read(b"{" + b" " * limits.size + b"}", limits)
 
 
-def test_metadata_have_a_limit_of_their_own() -> None:
+def test_metadata_have_their_own_limit() -> None:
     with pytest.raises(TensorHeader, match="__metadata__ is longer than 65536 bytes"):
         read(json.dumps({"__metadata__": {"a": "x" * METADATA_LIMIT}}).encode(), LARGEST_LIMITS)
 

@@ -1,4 +1,4 @@
-"""Frames that unfold to much: each is told by what is wrong, and none is held in memory as a whole."""
+"""Frames that decompress to a large size: their errors, and bounded memory."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ def noise(size: int) -> bytes:
     return np.random.default_rng(0).bytes(size)
 
 
-def test_of_a_body_whose_header_nobody_reads_nothing_is_kept() -> None:
+def test_a_body_with_oversized_header_is_not_kept() -> None:
     why, held = refusal(frame(TOO_LONG + noise(3 * MIB)))
     assert why is errors.TensorHeader
     assert held < MIB
 
 
-def test_a_header_that_nobody_reads_is_told_after_what_is_wrong_with_size_and_frame() -> None:
+def test_size_and_frame_errors_precede_header_errors() -> None:
     body = frame(TOO_LONG + noise(MIB))
     assert refusal(body, max_bytes=MIB)[0] is errors.DecompressedTooLarge
     assert refusal(body[:-1])[0] is errors.CodecTruncated
@@ -52,7 +52,7 @@ def test_a_header_that_nobody_reads_is_told_after_what_is_wrong_with_size_and_fr
     assert refusal(body + b"x")[0] is errors.CodecTrailing
 
 
-def test_the_length_of_a_header_may_come_a_byte_at_a_time() -> None:
+def test_a_headers_length_may_arrive_byte_by_byte() -> None:
     target = io.BytesIO()
     with zstandard.ZstdCompressor(write_checksum=True).stream_writer(target, closefd=False) as writer:
         for octet in TOO_LONG + bytes(1000):
@@ -62,7 +62,7 @@ def test_the_length_of_a_header_may_come_a_byte_at_a_time() -> None:
 
 
 @pytest.mark.parametrize("beginning", [b"", noise(MIB)])
-def test_a_bomb_unfolds_little_by_little(beginning: bytes) -> None:
+def test_a_compression_bomb_needs_bounded_memory(beginning: bytes) -> None:
     why, held = refusal(frame(TOO_LONG + beginning + bytes(64 * MIB), sized=False), max_bytes=48 * MIB)
     assert why is errors.DecompressedTooLarge
     assert held < 24 * MIB

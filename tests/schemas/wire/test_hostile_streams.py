@@ -1,4 +1,4 @@
-"""Streams that no encoder writes: each is refused for what is wrong, and none costs more than its layout."""
+"""Streams that no encoder writes: their errors, and costs bounded by the layout."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def refusal(streams: dict[str, Stream], recipe: Recipe = SPARSE) -> type[Excepti
     return caught.type
 
 
-def test_places_as_an_encoder_writes_them_are_read() -> None:
+def test_encoded_positions_are_read() -> None:
     far = [1, 2, 5, 0x80 | 993 & 0x7F, 993 >> 7]  # 5, and 999 after leaving out 993
     first, second = dict(decode(CodedStreams(places(*far) | codes(1, 0xFF, 2)), LAYOUT, SPARSE)).values()
     assert np.flatnonzero(first).tolist() == [5, 999]
@@ -59,11 +59,11 @@ def test_places_as_an_encoder_writes_them_are_read() -> None:
         [0, *[0x11] * 124],  # a bitmap that is cut off
     ],
 )
-def test_places_that_are_not_written_in_their_one_way_are_refused(octets: list[int]) -> None:
+def test_noncanonical_positions_are_refused(octets: list[int]) -> None:
     assert refusal(places(*octets) | codes(*[1] * 3)) is errors.SparseIndex
 
 
-def test_a_bitmap_that_goes_on_behind_its_tensor_is_refused() -> None:
+def test_a_bitmap_longer_than_its_tensor_is_refused() -> None:
     half = Recipe(reference="served", density=0.5, values="int8")
     streams: dict[str, Stream] = {POSITIONS: np.array([0, *[0x11] * 125, 0, 0b1001], np.uint8)}
     assert refusal(streams | codes(*[1] * 252, scales=(1,) * 5), half) is errors.SparseIndex
@@ -79,14 +79,14 @@ def test_codes_of_another_length_are_refused(form: ValueFormat, change: int) -> 
     assert refusal(streams, Recipe(values=form)) is errors.StreamLength
 
 
-def test_places_that_are_not_as_many_as_the_codes_are_refused_as_places() -> None:
+def test_a_wrong_number_of_positions_is_refused() -> None:
     for some in (1, 3):
         assert refusal(places(1, 1, 5) | codes(*[1] * some)) is errors.SparseIndex
     assert refusal({POSITIONS: np.zeros(1, np.uint8)}, Recipe(values="int8")) is errors.SparseIndex
     assert refusal({POSITIONS: np.zeros(1, np.uint8)}, Recipe(values="f16")) is errors.SparseIndex
 
 
-def test_scales_that_are_not_one_a_block_are_refused_as_scales() -> None:
+def test_a_wrong_number_of_scales_is_refused() -> None:
     for count in (0, 1, 3):
         assert refusal(places(1, 1, 5) | codes(1, 1, scales=(1,) * count)) is errors.QuantScale
     for count in (0, 16, 18):
@@ -95,7 +95,7 @@ def test_scales_that_are_not_one_a_block_are_refused_as_scales() -> None:
     assert refusal(codes(*[0] * 2006), Recipe(values="f16")) is errors.QuantScale
 
 
-def test_a_scale_beyond_float16_is_infinite_there_and_refused() -> None:
+def test_a_scale_beyond_float16_is_refused() -> None:
     with np.errstate(over="ignore"):
         beyond = np.array([1, 1e38], np.float32).astype(np.float16)
     streams: dict[str, Stream] = {**places(1, 1, 5), **codes(1, 1), SCALES: beyond}
@@ -110,7 +110,7 @@ def test_the_most_negative_code_is_refused() -> None:
         assert refusal(streams, Recipe.model_validate({"values": form})) is errors.QuantCode
 
 
-def test_a_scale_of_zero_is_one_only_where_all_codes_are() -> None:
+def test_a_zero_scale_requires_zero_codes() -> None:
     coded, scales = np.zeros(1003, np.uint8), np.zeros(17, np.float16)
     found = dict(decode(CodedStreams({CODES: coded, SCALES: scales}), LAYOUT, Recipe(values="int8")))
     assert not found["b0.q.P"].any()
@@ -127,7 +127,7 @@ def test_a_scale_of_zero_is_one_only_where_all_codes_are() -> None:
     st.sampled_from(["f32", "f16", "bf16", "int8", "int4"]),
     st.sampled_from([0.01, 0.3, 1.0]),
 )
-def test_arbitrary_streams_raise_only_refusals_and_take_no_more_than_the_layout(
+def test_arbitrary_streams_are_refused_in_bounded_memory(
     positions: bytes, coded: bytes, scales: bytes, form: ValueFormat, density: float
 ) -> None:
     streams: dict[str, Stream] = {

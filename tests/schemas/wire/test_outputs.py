@@ -1,4 +1,4 @@
-"""Outputs on public texts: what a row has, how rows are mixed, and what is no distribution."""
+"""Outputs on public texts: the content of rows, mixtures, and refused distributions."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def read(tensors: dict[str, Array]) -> Outputs | None:
         return Outputs.read(envelope)
 
 
-def test_a_row_has_the_likeliest_bytes_to_the_precision_of_float16() -> None:
+def test_a_row_has_the_likeliest_bytes_in_float16() -> None:
     dense = np.zeros((1, VALUES), np.float32)
     dense[0, :10] = np.linspace(0.19, 0.01, 10)
     sent = Outputs.of(dense)
@@ -38,13 +38,13 @@ def test_a_row_has_the_likeliest_bytes_to_the_precision_of_float16() -> None:
     assert back.dense().tobytes() == sent.dense().tobytes()
 
 
-def test_a_sure_model_whose_other_bytes_are_denormal_is_accepted() -> None:
+def test_a_row_with_denormal_shares_is_accepted() -> None:
     sure = rows({97: 1.0, **dict.fromkeys(range(7), 1e-6)})
     assert np.count_nonzero(sure.shares) == TOP
     assert read(sure.tensors) is not None
 
 
-def test_a_mixture_has_the_weights_of_those_whose_tokens_begin_there() -> None:
+def test_a_mixture_weights_only_outputs_with_that_row() -> None:
     first, second = rows({1: 1.0}, {2: 1.0}, {}), rows({1: 0.5, 3: 0.5}, {}, {})
     dense = mixed([first, second], np.array([0.75, 0.25])).dense()
     np.testing.assert_allclose([dense[0, 1], dense[0, 3]], [0.875, 0.125], rtol=1e-3)
@@ -52,14 +52,14 @@ def test_a_mixture_has_the_weights_of_those_whose_tokens_begin_there() -> None:
     assert not dense[2].any()
 
 
-def test_a_row_is_served_only_if_those_that_have_it_may_be() -> None:
+def test_a_row_without_permitted_weights_is_omitted() -> None:
     first, second = rows({1: 1.0}, {2: 1.0}), rows({1: 1.0}, {})
     dense = mixed([first, second], np.array([0.5, 0.5]), lambda weights: bool(weights.all())).dense()
     assert dense[0, 1] == 1.0
     assert not dense[1].any()
 
 
-def test_a_mixture_of_rows_a_little_above_one_is_accepted_by_its_receivers() -> None:
+def test_a_mixture_with_rounding_above_one_is_accepted() -> None:
     high = np.array([[0.505] * 2 + [0.0] * 6], np.float16)
     sent = Outputs(np.arange(TOP, dtype=np.uint8)[None], high)
     assert read(sent.tensors) is not None
@@ -91,7 +91,7 @@ def test_rows_beyond_one_block_are_mixed() -> None:
         ),
     ],
 )
-def test_what_is_no_distribution_is_refused(change: dict[str, Array | None], refusal: str) -> None:
+def test_rows_that_are_no_distribution_are_refused(change: dict[str, Array | None], refusal: str) -> None:
     tensors = {
         name: values for name, values in (rows({1: 1.0}).tensors | change).items() if values is not None
     }

@@ -1,4 +1,4 @@
-"""Weights as differences to earlier ones: both sides have the same values, close to those that were meant."""
+"""Weights as differences to earlier ones: equal values on both sides, with a small rounding error."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def rebuilt(
 
 @settings(deadline=None)
 @given(layouts(), recipes, magnitudes, magnitudes, st.integers(0, 2**31))
-def test_both_sides_have_the_same_bits_within_a_step_of_what_was_meant(
+def test_both_sides_rebuild_equal_weights_within_a_step(
     layout: Layout, recipe: Recipe, large: float, small: float, seed: int
 ) -> None:
     reference = drawn(layout, seed, large)
@@ -69,9 +69,7 @@ def test_both_sides_have_the_same_bits_within_a_step_of_what_was_meant(
 
 @settings(deadline=None)
 @given(layouts(), recipes, st.integers(0, 2**31))
-def test_tensors_added_one_at_a_time_have_the_streams_of_all_at_once(
-    layout: Layout, recipe: Recipe, seed: int
-) -> None:
+def test_tensors_added_singly_have_the_same_streams(layout: Layout, recipe: Recipe, seed: int) -> None:
     values, reference = drawn(layout, seed), drawn(layout, seed + 1)
     _, streams = written(values, reference, recipe, seed)
     whole = encode({name: values[name] - reference[name] for name in layout}, recipe, "weights", seed)
@@ -80,7 +78,7 @@ def test_tensors_added_one_at_a_time_have_the_streams_of_all_at_once(
     }
 
 
-def test_equal_weights_cost_a_scale_of_zero_and_stay_equal() -> None:
+def test_equal_weights_have_zero_codes_and_scales() -> None:
     values = drawn(LAYOUT, 1)
     rounded, streams = written(values, values, INT4, 0)
     assert not streams.tensors[CODES].any()
@@ -89,16 +87,14 @@ def test_equal_weights_cost_a_scale_of_zero_and_stay_equal() -> None:
 
 
 @pytest.mark.parametrize(("recipe", "remaining"), [(INT8, 1e-6), (INT4, 1e-4)], ids=["int8", "int4"])
-def test_what_rounding_lost_is_in_the_next_difference_so_that_a_state_that_stays_is_reached(
-    recipe: Recipe, remaining: float
-) -> None:
+def test_repeated_differences_converge_to_constant_weights(recipe: Recipe, remaining: float) -> None:
     values, state = drawn(LAYOUT, 1), {name: np.zeros(shape, np.float32) for name, shape in LAYOUT.items()}
     for key in range(12):
         state, _ = written(values, state, recipe, key)
     assert max(float(np.abs(state[name] - values[name]).max()) for name in values) < remaining
 
 
-def test_errors_do_not_add_up_over_hundreds_of_rounds_that_move() -> None:
+def test_rounding_errors_do_not_accumulate_over_rounds() -> None:
     values, state = drawn(LAYOUT, 1), {name: np.zeros(shape, np.float32) for name, shape in LAYOUT.items()}
     errors = []
     for key in range(300):
@@ -112,7 +108,7 @@ def _moves(key: int) -> Iterator[Floats]:
     yield from drawn(LAYOUT, key + 10, 0.1).values()
 
 
-def test_rounding_does_not_pull_a_state_to_either_side() -> None:
+def test_rounding_of_differences_is_unbiased() -> None:
     """The mean of many roundings is the value itself: what clients learn from it has no bias."""
     values, reference = drawn(LAYOUT, 1), drawn(LAYOUT, 2)
     states = [written(values, reference, INT4, key)[0] for key in range(400)]
@@ -123,7 +119,7 @@ def test_rounding_does_not_pull_a_state_to_either_side() -> None:
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 3e38, 1e9])
-def test_values_that_have_no_code_are_refused_by_the_writer(value: float) -> None:
+def test_values_without_a_code_are_not_encodable(value: float) -> None:
     writer = DifferenceWriter(INT8, "weights", 1)
     with pytest.raises(NotEncodable):
         writer.add("b0.q.Q", np.array([1, value, 0], np.float32), np.array([0, -value, 0], np.float32))
@@ -152,9 +148,7 @@ def test_hostile_streams_are_refused_or_rebuild_the_layout(
 
 @settings(deadline=None)
 @given(st.sampled_from([INT8, INT4]), st.integers(0, 2**31), st.data())
-def test_a_changed_bit_of_the_streams_changes_the_state_or_is_refused(
-    recipe: Recipe, seed: int, data: st.DataObject
-) -> None:
+def test_a_flipped_stream_bit_is_refused_or_visible(recipe: Recipe, seed: int, data: st.DataObject) -> None:
     reference = drawn(LAYOUT, seed)
     rounded, streams = written(drawn(LAYOUT, seed + 1), reference, recipe, seed)
     name = data.draw(st.sampled_from(sorted(streams.tensors)))

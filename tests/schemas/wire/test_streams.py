@@ -1,4 +1,4 @@
-"""Updates in few bits: what is decoded is exactly what was meant, and in few bytes."""
+"""Updates in few bits: exact decoding, and bounded size."""
 
 from __future__ import annotations
 
@@ -124,7 +124,9 @@ def size(coded: CodedStreams) -> int:
 
 @settings(deadline=None, max_examples=300)
 @given(adapters(), recipes, st.integers(0, 2**31))
-def test_what_is_decoded_is_what_was_meant(values: dict[str, Floats], recipe: Recipe, number: int) -> None:
+def test_decoded_values_match_the_documented_decoding(
+    values: dict[str, Floats], recipe: Recipe, number: int
+) -> None:
     coded = encode(values, recipe, "fed", number)
     seen, plain = decoded(coded, values, recipe), plainly_decoded(coded, layout_of(values), recipe)
     assert list(seen) == list(plain)
@@ -135,7 +137,7 @@ def test_what_is_decoded_is_what_was_meant(values: dict[str, Floats], recipe: Re
 
 @settings(deadline=None)
 @given(adapters(), recipes, st.integers(0, 2**31))
-def test_the_same_values_have_the_same_bytes_and_no_more_than_was_foretold(
+def test_encoding_is_deterministic_within_its_bound(
     values: dict[str, Floats], recipe: Recipe, number: int
 ) -> None:
     coded, again = (encode(values, recipe, "fed", number) for _ in range(2))
@@ -155,13 +157,13 @@ def test_integers_are_rounded_without_bias() -> None:
         assert np.abs(mean - values["b0.q.P"]).max() < 4.5 * error + 1e-5
 
 
-def test_another_round_rounds_otherwise() -> None:
+def test_rounding_differs_between_rounds() -> None:
     values = {"b0.q.P": np.random.default_rng(0).normal(size=64).astype(np.float32)}
     one, other = (encode(values, Recipe(values="int4"), "fed", number) for number in (1, 2))
     assert one.tensors[CODES].tobytes() != other.tensors[CODES].tobytes()
 
 
-def test_the_largest_values_are_kept_or_those_that_matter_most() -> None:
+def test_the_most_important_values_are_sent() -> None:
     values = {"b0.q.P": np.array([4, 3, 2, 1], np.float32)}
     recipe = Recipe(reference="served", density=0.5)
     seen = decoded(encode(values, recipe, *KEY), values, recipe)["b0.q.P"]
@@ -171,7 +173,7 @@ def test_the_largest_values_are_kept_or_those_that_matter_most() -> None:
     assert seen.tolist() == [0, 3, 0, 1]
 
 
-def test_a_strategy_may_prefer_one_tensor_but_not_send_more() -> None:
+def test_preferred_values_cannot_exceed_the_density() -> None:
     values = {name: np.ones(10, np.float32) for name in ("b0.q.P", "b1.q.P")}
     recipe = Recipe(reference="served", density=0.5, values="int4")
     keep = {"b0.q.P": np.ones(10, bool), "b1.q.P": np.zeros(10, bool)}
@@ -182,7 +184,7 @@ def test_a_strategy_may_prefer_one_tensor_but_not_send_more() -> None:
         encode(values, recipe, *KEY, keep=keep)
 
 
-def test_nothing_to_say_takes_three_bytes_a_tensor_at_most() -> None:
+def test_an_empty_sparse_tensor_takes_two_bytes() -> None:
     values = {"b0.q.P": np.zeros(1000, np.float32)}
     recipe = Recipe(reference="served", density=0.5, values="int4")
     assert size(encode(values, recipe, *KEY)) == 2
@@ -199,7 +201,7 @@ def test_nothing_to_say_takes_three_bytes_a_tensor_at_most() -> None:
         (5e5, ["f16", "int4"]),
     ],
 )
-def test_what_a_format_cannot_say_is_not_said(value: float, formats: list[Any]) -> None:
+def test_values_outside_a_format_are_not_encodable(value: float, formats: list[Any]) -> None:
     values = {"b0.q.P": np.array([1, value], np.float32)}
     for name in FORMATS:
         recipe = Recipe(values=name)
@@ -221,7 +223,7 @@ def test_empty_streams_are_left_out() -> None:
     assert encode(values, Recipe(values="int8"), *KEY).tensors.keys() == {CODES, SCALES}
 
 
-def test_the_example_in_the_document_is_true() -> None:
+def test_the_documented_example_is_true() -> None:
     document = (Path(__file__).parents[3] / "docs" / "reference" / "wire-format.md").read_text("utf-8")
     values = {
         "b0.q.P": np.array([[0.75, -1.75], [0.1, 0]], np.float32),
