@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from pathlib import Path
 
@@ -11,7 +12,10 @@ ROOT = Path(__file__).parent.parent
 
 
 def _make(*words: str) -> str:
-    done = subprocess.run(["make", *words], cwd=ROOT, capture_output=True, text=True, check=True)
+    # The flags of a `make test` around this test would be those of this make too.
+    kept = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MAKELEVEL")}
+    command = ["make", "--no-print-directory", *words]
+    done = subprocess.run(command, cwd=ROOT, env=kept, capture_output=True, text=True, check=True)
     return done.stdout
 
 
@@ -20,7 +24,7 @@ def test_setup_says_one_line_before_and_one_after(tmp_path: Path) -> None:
     for name in ("python", "uv"):
         (tmp_path / "bin" / name).write_text("#!/bin/sh\nexit 0\n")
         (tmp_path / "bin" / name).chmod(0o755)
-    before, after = _make("setup", "--no-print-directory", f"VENV={tmp_path}", "PYTHON=true").splitlines()
+    before, after = _make("setup", f"VENV={tmp_path}", "PYTHON=true").splitlines()
     assert before.startswith(f"Installing Tessera with PyTorch into {tmp_path}: two to five minutes")
     assert after.startswith(f"Installed. Next: source {tmp_path}/bin/activate, then tessera quickstart")
     assert (tmp_path / ".ready").is_file()

@@ -10,14 +10,17 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
 
 from client_agent.errors import RoundUnreadable
 from client_agent.storage.files import fsync_folder, write_durably
 from schemas.messages.faults import complaints
-from schemas.messages.rounds import RoundBrief
-from schemas.messages.scores import Scores
+
+if TYPE_CHECKING:
+    from schemas.messages.rounds import RoundBrief
+    from schemas.messages.scores import Scores
 
 _ROUND = re.compile(r"^\d{6}$")
 
@@ -153,6 +156,9 @@ def read_brief(folder: RoundFolder) -> RoundBrief:
     Raises:
         RoundUnreadable: the file is damaged, or of another version.
     """
+    # Not at the top: `agent work` with nothing to do reads names of files, and messages take half a second.
+    from schemas.messages.rounds import RoundBrief
+
     try:
         return RoundBrief.model_validate_json(folder.read(BRIEF))
     except (OSError, ValidationError) as error:
@@ -164,6 +170,8 @@ def sent_scores(folder: RoundFolder) -> Scores | None:
     """Return the scores that were sent in a round; None before, or if their file cannot be read."""
     if not folder.has(SCORES_SENT):
         return None
+    from schemas.messages.scores import Scores
+
     try:
         return Scores.model_validate_json(folder.read(SCORES_SENT))
     except ValidationError:
