@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from client_agent.transport.admin_client import Operator
+from schemas.user_files import FileUnusable
 from studies.coordinator_process import quiet_environment
 from studies.earlier_folder import set_aside
 
@@ -25,7 +26,10 @@ class DemoFailed(Exception):
 
 def make_room(folder: Path) -> None:
     """Make the folder of a demo; that of an earlier demo, with what its user exported, gets another name."""
-    earlier = set_aside(folder) if folder.exists() and any(folder.iterdir()) else None
+    try:
+        earlier = set_aside(folder) if folder.exists() and any(folder.iterdir()) else None
+    except FileUnusable as error:
+        raise SystemExit(f"the demo stopped: {error}") from error
     if earlier is not None:
         shown = os.path.relpath(earlier) if earlier.is_relative_to(Path.cwd()) else earlier
         print(f"The earlier demo's folder is now {shown}; delete it when you do not need it.", flush=True)

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import os
 import re
-import signal
-import sys
 from collections import Counter
 from enum import StrEnum
 from importlib.util import find_spec
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -21,8 +18,9 @@ from client_agent.cli.console import Json, clear_errors
 if TYPE_CHECKING:
     from studies.compare import Comparison
     from studies.engines import Engine
+    from studies.interrupts import answer_at_once
     from studies.report.summary import Report
-    from studies.study import Study
+from studies.study import Study
 
 compare = typer.Typer()
 
@@ -202,8 +200,7 @@ def _run(comparison: Comparison, engine: Engine) -> None:
     from studies.progress import ProgressDisplay
 
     # Both end the workers and keep what is finished, as a scheduler's time limit needs.
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, _interrupt)
+    answer_at_once()
     console = Console(stderr=True)
     try:
         with ProgressDisplay(console, comparison, engine.workers) as teller:
@@ -250,11 +247,6 @@ def _report(comparison: Comparison, report: Report, as_json: bool, paper: Path |
 
 def _print(line: str) -> None:
     Console(stderr=True).print(line, soft_wrap=True, highlight=False, markup=False)
-
-
-def _interrupt(number: int, frame: FrameType | None) -> None:
-    os.write(sys.stderr.fileno(), b"stopping ...\n")  # ending the runs takes a moment
-    raise KeyboardInterrupt
 
 
 def _names(text: str | None, option: str = "--methods") -> list[str] | None:

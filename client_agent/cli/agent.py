@@ -73,8 +73,8 @@ def enrol(
         name, secret = checked_name(name), _secret(token)
         read_token(secret)  # as the name, before a model is loaded
         # A person types this once, and nothing is lost by typing it again.
-        seconds = min(_ENROL_SECONDS, settings.request_deadline_seconds)
-        settings = settings.model_copy(update={"request_deadline_seconds": seconds})
+        if "request_deadline_seconds" not in settings.model_fields_set:
+            settings = settings.model_copy(update={"request_deadline_seconds": _ENROL_SECONDS})
         with exclusive(settings.folder), connection(settings, None) as api:
             silo = None if prepared else _opened_silo(settings)
             # The token is used up by an enrolment, so the model is loaded before and not after.

@@ -70,10 +70,7 @@ class WaitLog:
 def awaited(newest: RoundSummary | None, plan: FederationPlan) -> str:
     """Return what a client without work waits for, from the newest round; None = there was no round."""
     if newest is None:
-        return (
-            f"waiting for round 1: it opens when the federation is started and {plan.rounds.min_clients} "
-            "clients are there"
-        )
+        return "waiting for round 1: the operator has not started the federation"
     counts, number = newest.counts, newest.round
     following = f"round {number + 1}" if number < plan.rounds.total else "the final weights"
     match newest.state:

@@ -7,6 +7,8 @@ without a reference.
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 from sqlalchemy import Select, exists, select
 from sqlalchemy.orm import Session, aliased
 
@@ -15,6 +17,7 @@ from coordinator.aggregation.parts import old_tensors
 from coordinator.db.engine import Database
 from coordinator.db.federation_lock import lock_federation
 from coordinator.db.tables.federations import CodedWeightsRow, FederationRow, RoundRow, UpdateRow, WeightsRow
+from coordinator.errors import NotFound
 from coordinator.storage import event_log, payloads
 
 
@@ -31,7 +34,7 @@ def prune_rounds(database: Database, keep_rounds: int, *, limit: int = 200) -> i
         federation_ids = list(session.scalars(select(FederationRow.id).order_by(FederationRow.id)))
     pruned = 0
     for federation_id in federation_ids:
-        with database.write() as session:
+        with suppress(NotFound), database.write() as session:  # one may have been removed meanwhile
             lock_federation(session, federation_id)
             pruned += _prune_federation(session, federation_id, keep_rounds, limit)
     return pruned

@@ -1,5 +1,5 @@
 // Actions of operators: start, pause, finish, remove, enrol, revoke. Each action is confirmed in a dialog that names its
-// consequences. Requests carry the token in a header, which no other origin can send, and nothing secret is in an address.
+// consequences. Requests carry the token in a header, which no other origin can send, and no request has a secret in its address.
 
 import { ROOT, roleIn } from "./page.api.js";
 import { ask, copyable, field, requireTyped, result, typed } from "./page.dialog.js";

@@ -16,7 +16,7 @@ const FIELDS = [
   ["steps", "training.steps", text, Number],
   ["rate", "training.learning_rate", (value) => (value === "auto" ? "" : text(value)), Number],
   ["schedule", "training.schedule", text, (value) => value],
-  ["sums", "privacy.secure_sum", (value) => (value ? value.masking : "none-at-all"), (value, plan) => (value === "none-at-all" ? null : { ...(plan.privacy.secure_sum || {}), masking: value })],
+  ["sums", "privacy.secure_sum", (value) => (value ? value.masking : "none-at-all"), (value) => (value === "none-at-all" ? null : { masking: value })],
   ["voices", "privacy.min_voices", text, Number],
   ["sketches", "signature.dp.epsilon", text, Number],
   ["private", "privacy.training.epsilon", text, Number],
@@ -57,9 +57,9 @@ function parsed(more) {
   return plan;
 }
 
-function planOf(fields, recommended) {
+function planOf(fields) {
   const plan = {};
-  for (const [name, path, , write] of FIELDS) if (fields[name] !== "") put(plan, path, write(fields[name], recommended));
+  for (const [name, path, , write] of FIELDS) if (fields[name] !== "") put(plan, path, write(fields[name]));
   const twice = merge(plan, parsed(fields.more));
   if (twice.length) throw new Faults([["more", `${twice.join(", ")}: set above; leave it out here`]]);
   return plan;
@@ -131,7 +131,7 @@ export function askToCreate(post, open, strategies) {
     check: ({ more }) => { try { parsed(more); } catch (error) { return error.faults; } return []; },
     act: async (fields) => {
       try {
-        open((await post("/v1/federations?recommended=true", planOf(fields, chosen().plan))).id);
+        open((await post("/v1/federations?recommended=true", planOf(fields))).id);
       } catch (error) {
         throw faultsOf(error) || error;
       }

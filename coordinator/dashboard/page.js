@@ -31,10 +31,12 @@ function address() {
   return { fid, kind, id };
 }
 
-async function loadFederations(now) {
+async function loadFederations(now, mine) {
   if (now - known.listedAt < SELDOM_MS) return;
-  const [federations, strategies] = await Promise.all([all("/v1/federations"), known.strategies || fetchJson("/v1/strategies").then(({ items }) => items)]);
-  Object.assign(known, { federations, strategies, listedAt: now });
+  // Federations are shown without their strategies' sentences where these cannot be loaded.
+  const strategies = known.strategies || fetchJson("/v1/strategies").then(({ items }) => items, () => null);
+  const loaded = { federations: await all("/v1/federations"), strategies: await strategies, listedAt: now };
+  if (mine === turn) Object.assign(known, loaded); // an answer after a sign-out is another person's
 }
 
 // The current round and the clients of federations that run, as often as the list of all is loaded.
@@ -163,7 +165,7 @@ async function overview(data, mine) {
   const name = (id) => clientNames[id] || id;
   const matrices = await matricesOf(data), actions = mayAct(federation.id) ? actionsSection(federation) : null;
   const hasCurves = shown && !federation.plan.privacy.secure_sum && federation.clients.enrolled > 1, views = hasCurves ? await scoredViews(data, mine) : [];
-  const plan = planSection(federation, known.strategies), hasEarlier = ui.curves < rounds.filter((round) => round.scores).length;
+  const plan = planSection(federation, known.strategies || []), hasEarlier = ui.curves < rounds.filter((round) => round.scores).length;
   return [headlineSection(data), ...(actions ? [actions] : []), factsSection(data), ...(rounds.length ? [helpSection(data, ui, isSmall(views, ui.metric) ? views : [])] : [plan]),
     ...(hasCurves ? [curvesSection(views, ui.metric, name, ui.chosen, links(federation.id).client, hasEarlier)] : []), clientsSection(data), roundsSection(data),
     ...(federation.plan.privacy.secure_sum ? [] : [relevanceSection(data.matrix, name, links(federation.id).client, data.published && data.published.round)]),
@@ -236,7 +238,8 @@ async function refresh() {
   if (at("view").hidden) at("loading").hidden = false;
   running += 1;
   try {
-    await loadFederations(now);
+    await loadFederations(now, mine);
+    if (mine !== turn) return;
     const { fid, kind, id } = address(), isAudit = fid === "audit", only = known.federations.length === 1 ? known.federations[0].id : undefined;
     const chosen = isAudit ? undefined : fid || only, data = chosen ? await loadFederation(chosen, now) : null;
     if (mine !== turn) return;

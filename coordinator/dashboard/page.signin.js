@@ -32,10 +32,10 @@ export async function signOut() {
 // Take the token of an address #token=TOKEN, and remove it from the address and from the tab's history. A browser sends no
 // fragment, so the token is in no log and in no other site's view. Returns whether there was one.
 export function signInByLink() {
-  const [, value] = /^#token=([\w-]+)$/.exec(location.hash) || [];
+  const [, value] = /^#token=([^/]+)$/.exec(location.hash) || [];
   if (!value) return false;
   history.replaceState(null, "", `${ROOT}/`);
-  token.forget();
+  if (token.get()) return false; // a link does not replace the person who is signed in
   token.set(value);
   return true;
 }

@@ -5,9 +5,11 @@ from __future__ import annotations
 from sqlalchemy import delete, exists, select
 from sqlalchemy.orm import Session
 
+from coordinator.db.tables.alignment import AnchorsRow, PackRow
 from coordinator.db.tables.federations import ClientRow, FederationRow, RoundRow, Table
 from coordinator.db.tables.identity import NameKeyRow
 from coordinator.errors import FederationStateConflict
+from coordinator.storage import payloads
 
 
 def remove(session: Session, federation: FederationRow) -> None:
@@ -25,6 +27,9 @@ def remove(session: Session, federation: FederationRow) -> None:
             f"the federation {federation.name!r} was started, and its rounds are kept; finish it instead",
             state=federation.state,
         )
+    for table in (AnchorsRow, PackRow):  # a download may be in progress
+        stored = select(table.payload_id).where(table.federation_id == federation_id)
+        payloads.start_grace(session, *session.scalars(stored))
     clients = select(ClientRow.id).where(ClientRow.federation_id == federation_id)
     session.execute(delete(NameKeyRow).where(NameKeyRow.scope == federation_id))
     # Tables that refer to others come first. Those of rounds have no row.

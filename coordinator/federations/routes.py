@@ -39,11 +39,13 @@ log = logger(__name__)
 @strategies_router.get("/v1/strategies", responses=answers(AuthMissing, Forbidden))
 def list_strategies(_: AsPersonAnywhere) -> StrategyList:
     """List the strategies that a plan can name, each with a sentence and its recommended plan."""
-    return StrategyList(
-        items=[
-            StrategyView(name=name, summary=sentence(name), plan=recommended_plan(name)) for name in usable()
-        ]
-    )
+    items = []
+    for name in usable():
+        try:
+            items.append(StrategyView(name=name, summary=sentence(name), plan=recommended_plan(name)))
+        except Exception:  # of an installed package, whatever it is: the other strategies stay usable
+            log.warning("strategy-unusable", strategy=name, exc_info=True)
+    return StrategyList(items=items)
 
 
 @router.post(

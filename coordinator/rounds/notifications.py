@@ -20,6 +20,7 @@ from sqlalchemy.exc import TimeoutError as PoolExhausted
 
 from coordinator.db.engine import Database, database_time
 from coordinator.db.federation_lock import hold_federation, set_lock_timeout
+from coordinator.errors import NotFound
 from coordinator.observability.logs import logger
 from coordinator.rounds import queries, store, transitions
 from coordinator.rounds.long_poll import long_polls_of
@@ -104,6 +105,8 @@ class PendingNotifications:
                         return False  # the database is unavailable: the remaining changes would fail too
                     self._failed[key] += 1
                     blocked.append(pending[0])
+                except NotFound:  # the federation was removed, and nobody follows it
+                    self._failed.pop(key, None)
                 except Exception:  # a retry would fail too; the round's next event contains the change
                     log.exception("notification-dropped", federation=key[0], subject=key[1])
                 else:

@@ -11,8 +11,11 @@ from coordinator.db.tables.federations import ClientRow, EnrolmentTokenRow, Fede
 from schemas.messages.tokens import AuditName
 
 
-def names_of(session: Session, ids: Set[str]) -> dict[str, AuditName]:
-    """Return the present names of people's tokens, clients, enrolment tokens and federations, by id.
+def names_of(session: Session, ids: Set[str], *, with_people: bool) -> dict[str, AuditName]:
+    """Return the present names of clients, enrolment tokens, federations and people's tokens, by id.
+
+    Args:
+        with_people: whether to name people's tokens, which only admins may list.
 
     What was removed, and people of an identity provider, have none.
     """
@@ -20,7 +23,7 @@ def names_of(session: Session, ids: Set[str]) -> dict[str, AuditName]:
     federations = select(FederationRow.id, FederationRow.name).where(FederationRow.id.in_(ids))
     names = {
         row_id: AuditName(name=name)
-        for query in (people, federations)
+        for query in ((people, federations) if with_people else (federations,))
         for row_id, name in session.execute(query)
     }
     for row, name in ((ClientRow, ClientRow.name), (EnrolmentTokenRow, EnrolmentTokenRow.client_name)):

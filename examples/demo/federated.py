@@ -50,7 +50,7 @@ def run_federation(setting: Setting, operator: Operator, federation: str) -> Fed
     ):
         narrator.schedule.enter(FEDERATION)
         operator.post(f"{path}/start")
-        narrator.step(f"federation: {', '.join(cast.founders)} enrol; round 1 opens when all are there")
+        narrator.step(f"federation: {', '.join(cast.founders)} load the model, and enrol")
         for name in cast.founders:
             agents.start(name)
         follow = partial(_follow, operator, path, cast, agents, narrator)

@@ -55,6 +55,7 @@ class QuickstartFolder:
         Raises:
             FileUnusable: the path is another's folder or a file, or cannot be written.
         """
+        path = path.absolute()  # `.` has no name of its own
         if path.exists() and not (path / _MARK).is_file() and not _is_empty(path):
             raise FileUnusable(
                 f"--out: {path} exists and is no folder of an earlier quickstart; pass the name of a new "

@@ -150,12 +150,12 @@ def _follow(
 def _news(operator: Operator, federation: str) -> Iterator[str]:
     try:
         rounds = operator.get(f"{federation}/rounds?limit=1")["items"]
-        if not rounds:
-            yield "two agents load PyTorch and the model, and enrol; round 1 opens when both are there"
-            return
         number = rounds[0]["round"]
         view = operator.get(f"{federation}/rounds/{number}")
     except httpx.HTTPError:  # the coordinator is busy; the next look asks again
+        return
+    if number == 1 and not view["clients"]:
+        yield "two agents load PyTorch and the model, and enrol"
         return
     if view["state"] == "published":
         last = number == ROUNDS

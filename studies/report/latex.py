@@ -33,6 +33,7 @@ def latex_at_equal_bytes(report: Report) -> str:
             f"{score} at equal bytes of a client{below}: means",
             ["method", *map(budget, report.budgets)],
             [row for name, course in report.courses.items() for row in _rows_at(name, course.budgets[score])],
+            report.paired_seeds,
         )
         for score in report.course_scores
     )
@@ -52,11 +53,18 @@ def latex_tasks(report: Report) -> str:
     return _tabular(report, "means", heads, rows)
 
 
-def _tabular(report: Report, content: str, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    seeds = ", ".join(map(str, report.seeds))
+def _tabular(
+    report: Report,
+    content: str,
+    heads: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    seeds: Sequence[int] | None = None,
+) -> str:
+    """Return a table; `seeds` are those of its numbers, None = the requested ones."""
+    names = ", ".join(map(str, report.seeds if seeds is None else seeds))
     return "\n".join(
         [
-            f"% {report.study}, seeds {seeds}: {content}, and their standard errors",
+            f"% {report.study}, seeds {names}: {content}, and their standard errors",
             r"\begin{tabular}{l" + "r" * (len(heads) - 1) + "}",
             r"\toprule",
             " & ".join(map(_text, heads)) + r" \\",

@@ -286,7 +286,10 @@ def _summary(
         mixing=_mixing(results, founders),
         rates={silo.name: [client.learning_rate for client in runs.of(silo.name)] for silo in study.silo},
         trials=trials,
-        latecomers=[_latecomer(method, s.name, rule, runs, baselines) for s in study.latecomers],
+        latecomers=[
+            _latecomer(method, s.name, rule, runs, {b: r for b, r in baselines.items() if b in BASELINES})
+            for s in study.latecomers
+        ],
         lone=[_lone(method, name, rule, runs, baselines) for name in _lone_names(study)],
         served=served_curve(results, founders, steps),
         trained=trained_curve(results, founders, steps),

@@ -77,7 +77,7 @@ def test_interrupted_demo_says_so_at_once(tmp_path: Path) -> None:
     )
     assert process.stdout is not None
     assert process.stderr is not None
-    while "round 1 opens when all are there" not in process.stdout.readline():
+    while "load the model, and enrol" not in process.stdout.readline():
         assert process.poll() is None
     began = time.monotonic()
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does

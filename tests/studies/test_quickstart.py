@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import re
@@ -23,6 +24,7 @@ from schemas.messages.federations import FederationPlan
 from schemas.user_files import FileUnusable
 from studies import page_link
 from studies.coordinator_process import TESSERA
+from studies.earlier_folder import set_aside
 from studies.quickstart import command, folder
 from studies.quickstart.folder import SILOS, QuickstartFolder
 
@@ -181,3 +183,13 @@ def _processes_with(text: str) -> list[str]:
         except OSError:  # it has ended
             continue
     return [line for line in lines if text in line]
+
+
+def test_a_running_folder_is_not_renamed(tmp_path: Path) -> None:
+    lock = tmp_path / "quickstart/coordinator/tessera.db-serving"
+    lock.parent.mkdir(parents=True)
+    with lock.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with pytest.raises(FileUnusable, match="has not ended; end it with Ctrl-C"):
+            set_aside(tmp_path / "quickstart")
+    assert set_aside(tmp_path / "quickstart") == tmp_path / "quickstart.1"

@@ -46,7 +46,7 @@ def _newest(number: int, state: Any, joined: int = 2, arrived: int = 0) -> Round
 @pytest.mark.parametrize(
     ("newest", "text"),
     [
-        (None, "waiting for round 1: it opens when the federation is started and 2 clients are there"),
+        (None, "waiting for round 1: the operator has not started the federation"),
         (_newest(1, "open", joined=1), "waiting for round 1: 1 of 2 has joined"),
         (_newest(1, "collecting", arrived=1), "waiting for round 2: 1 of 2 has delivered"),
         (_newest(1, "collecting", joined=3, arrived=2), "waiting for round 2: 2 of 3 have delivered"),

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from coordinator.federations import routes
 from schemas.messages.federations import FederationPlan
 from schemas.messages.recommendations import FEDMOSAIC, LORA, completed
 from schemas.strategies.registry import strategy_names
@@ -92,3 +93,11 @@ def test_strategies_are_listed_with_description_and_plan(coordinator: Served) ->
         assert one["summary"].endswith("."), one["name"]
         made = coordinator.admin.post(CREATE, json=_plan(strategy={"name": one["name"]})).json()["plan"]
         assert one["plan"] | {"name": "x"} == made
+
+
+def test_a_broken_package_leaves_the_other_strategies_listed(
+    coordinator: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(routes, "usable", lambda: ["half-way", "fedavg"])
+    listed = coordinator.person("auditor").get("/v1/strategies").json()["items"]
+    assert [strategy["name"] for strategy in listed] == ["fedavg"]

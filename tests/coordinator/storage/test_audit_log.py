@@ -85,6 +85,9 @@ def test_ids_have_names_outside_of_the_chain(served: Served) -> None:
     assert page["names"][page["items"][1]["subject"]] == {"name": "cedar", "federation": "Klinik 1"}
     assert made["actor"] == "settings"
     assert "settings" not in page["names"]
+    shown = served.person("auditor").get("/v1/audit").json()["names"]
+    assert shown[federation_id] == page["names"][federation_id]
+    assert started["actor"] not in shown  # only admins may list people's tokens
     assert all("names" not in entry for entry in page["items"])
 
 
