@@ -18,8 +18,8 @@ from client_agent.cli.console import Json, clear_errors
 if TYPE_CHECKING:
     from studies.compare import Comparison
     from studies.engines import Engine
-    from studies.interrupts import answer_at_once
     from studies.report.summary import Report
+from studies.interrupts import answer_at_once
 from studies.study import Study
 
 compare = typer.Typer()

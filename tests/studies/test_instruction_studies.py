@@ -22,7 +22,7 @@ TASKS = ("task3_cargo_query", "task5_crew_answer")
 
 @pytest.fixture(scope="module")
 def runs(
-    tmp_path_factory: pytest.TempPathFactory, agents_coordinator: Served
+    tmp_path_factory: pytest.TempPathFactory, coordinator: Served
 ) -> tuple[Study, dict[str, CellResult]]:
     folder = tmp_path_factory.mktemp("instructions")
     read = study(
@@ -33,7 +33,7 @@ def runs(
     read = read.model_copy(update={"plan": plan, "tests": 3})
     cells = list(cells_of(read, methods_of(read, METHODS), [0]))
     assert control_of(read, "fed_vemoe", cells[-1].plan) == "local_lora"
-    with Operator(agents_coordinator.url, ADMIN_TOKEN) as operator:
+    with Operator(coordinator.url, ADMIN_TOKEN) as operator:
         context = WorkerContext(read, folder / "out", operator, SharedModels())
         return read, {cell.method: run_cell(context, cell, lambda rounds, activity: None) for cell in cells}
 
