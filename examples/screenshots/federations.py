@@ -143,7 +143,7 @@ def clinics(agents: Agents) -> str:
             "strategy": {"name": "fedmosaic"},
             "rounds": {"total": 8, "min_clients": len(SILOS), "collect_seconds": 3600},
             **FEDMOSAIC,
-            "training": _TRAINING,
+            "training": _TRAINING | {"steps": 60},  # long enough to be held amid them
             "signature": {"probe_examples": 12},
             "alignment": {"pivot": base_model_slug(str(PIVOT))},
         }
@@ -166,7 +166,7 @@ def ward(agents: Agents) -> str:
             "strategy": {"name": "fedmosaic"},
             "adapter": {"kind": "lora", "rank": 8},
             "rounds": {"total": 5, "min_clients": 3},
-            "training": _TRAINING | {"steps": 40},
+            "training": _TRAINING | {"steps": 80},
             "signature": {"probe_examples": 12},
         }
     )
