@@ -85,6 +85,13 @@ def test_results_of_the_readme_are_in_lab_notes(row: str) -> None:
     assert [figure for figure in figures if figure not in section] == []
 
 
+def test_files_of_common_changes_exist() -> None:
+    page = (ROOT / "docs/explanation/where-to-change.md").read_text()
+    named = set(re.findall(r"`([\w.-]+/[\w/.-]+)`", page))
+    assert len(named) > 30
+    assert sorted(path for path in named if not (ROOT / path).exists()) == []
+
+
 def test_results_of_the_readme_are_found() -> None:
     assert len(_NOTES) == 3
 
