@@ -50,6 +50,7 @@ _NEWEST = (
 )
 _NEWEST_UNTIL = _NEWEST.where(WeightsRow.round_number <= bindparam("number"))
 _NEWEST_REFERENCE = _NEWEST.with_only_columns(WeightsRow.digest, WeightsRow.bytes)
+_NEWEST_NUMBER = _NEWEST.with_only_columns(WeightsRow.round_number)
 _NEWEST_REFERENCE_UNTIL = _NEWEST_UNTIL.with_only_columns(WeightsRow.digest, WeightsRow.bytes)
 _PACK = select(PackRow.digest).where(
     PackRow.federation_id == bindparam("federation_id"), PackRow.base_model == bindparam("base_model")
@@ -87,6 +88,16 @@ def newest_reference(
         values = {"client": client_id, "number": round_number}
         row = run(session, _NEWEST_REFERENCE_UNTIL, values).first()
     return WeightsReference(digest=row.digest, bytes=row.bytes) if row is not None else None
+
+
+def final_round(session: Session, client_id: str, last_published: int) -> int:
+    """Return the round number of a client's final weights: after its last weights, and the last published.
+
+    A client that began anew under another alignment pack has weights for a later round than the one after the
+    last published round, whose number may be that of an abandoned round with other weights.
+    """
+    newest_number = run(session, _NEWEST_NUMBER, {"client": client_id}).scalar()
+    return max(last_published + 1, newest_number or 0)
 
 
 def reference(weights: ServedWeights) -> WeightsReference:

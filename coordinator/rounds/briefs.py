@@ -109,11 +109,12 @@ def _final_number(session: Session, row: FederationRow) -> int:
 def _finished(session: Session, row: FederationRow, member: Member, key: ServerKey) -> FinishedBrief:
     _, last = store.published(session, row.id)
     newest = base_weights.newest_reference(session, member.client_id)
+    number = base_weights.final_round(session, member.client_id, last)
     if newest is None:
-        return FinishedBrief(state="finished", round=last + 1, weights=None, manifest=None)
+        return FinishedBrief(state="finished", round=number, weights=None, manifest=None)
     return FinishedBrief(
         state="finished",
-        round=last + 1,
+        round=number,
         weights=newest,
         manifest=manifests.final(session, row, member, _final_number(session, row), newest.digest, key),
     )

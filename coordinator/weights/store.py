@@ -34,7 +34,7 @@ OUTPUTS: Final = "outputs"
 ZEROS: Final = "zeros"
 
 _PLACE = (
-    select(FederationRow.state, RoundRow.id, ParticipationRow.client_id)
+    select(FederationRow.state, RoundRow.id, ParticipationRow.base_digest)
     .outerjoin(
         RoundRow, (RoundRow.federation_id == FederationRow.id) & (RoundRow.number == bindparam("number"))
     )
@@ -74,7 +74,7 @@ def served(session: Session, federation_id: str, client_id: str, round_number: i
     """Return the weights that a client reads in a round, or after the last round of a finished federation.
 
     Raises:
-        NotFound: there is no such round, or this client has no weights.
+        NotFound: there is no such round, or the weights from which this client started it are not stored.
         NotJoined: the client does not take part in the round.
     """
     row = run(
@@ -82,15 +82,23 @@ def served(session: Session, federation_id: str, client_id: str, round_number: i
     ).first()
     if row is None:
         raise NotFound
-    state, round_id, joined = row
-    # The final weights belong to the number after the last published round.
-    if state == "finished" and round_number == rounds.published(session, federation_id)[1] + 1:
-        return ReadableWeights(_or_not_found(base_weights.newest(session, client_id)), None)
+    state, round_id, base_digest = row
+    if state == "finished":
+        _, last = rounds.published(session, federation_id)
+        if round_number == base_weights.final_round(session, client_id, last):
+            weights = base_weights.newest(session, client_id)
+            if weights is None:
+                raise NotFound
+            return ReadableWeights(weights, None)
     if round_id is None:
         raise NotFound
-    if joined is None:
+    if base_digest is None:
         raise NotJoined
-    return ReadableWeights(_or_not_found(base_weights.newest(session, client_id, round_number)), round_id)
+    weights = base_weights.newest(session, client_id, round_number)
+    # The weights of a replaced alignment pack may be deleted; older ones are not those of this round.
+    if weights is None or weights.digest != base_digest:
+        raise NotFound
+    return ReadableWeights(weights, round_id)
 
 
 def assign(
@@ -173,9 +181,3 @@ def store_encoded(session: Session, key: EncodedKey, body: bytes | None) -> Enco
 
 def _encoded(payload_id: int, digest: str, size: int) -> StoredBody:
     return StoredBody(payload_id, digest, size, MEDIA_TYPE, encoding="zstd")
-
-
-def _or_not_found(weights: ServedWeights | None) -> ServedWeights:
-    if weights is None:
-        raise NotFound
-    return weights

@@ -128,7 +128,7 @@ class FinishedBrief(Strict):
     state: Literal["finished"]
     """Always `finished`."""
     round: int
-    """The number after that of the last round."""
+    """The number under which the final weights are requested, after that of the last published round."""
     weights: WeightsReference | None
     """The client's final weights."""
     manifest: SignedDocument | None

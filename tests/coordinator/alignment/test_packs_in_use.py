@@ -10,6 +10,9 @@ from sqlalchemy import select, update
 from coordinator.alignment import store
 from coordinator.db.engine import database_time
 from coordinator.db.tables.federations import PayloadRow
+from coordinator.federations.store import federation
+from coordinator.rounds import store as rounds
+from coordinator.rounds import transitions
 from coordinator.storage import garbage_collection
 from tests.coordinator.alignment.test_alignment import (
     ANCHORS,
@@ -115,6 +118,44 @@ def test_replaced_packs_stay_readable_for_open_downloads(coordinator: Served) ->
     with database.read() as session:
         remaining = session.scalars(select(PayloadRow.id).where(PayloadRow.id.in_(before))).all()
     assert sorted(remaining) == sorted(before)
+
+
+def test_weights_of_an_ended_round_stay_after_the_finish(coordinator: Served) -> None:
+    federation_id = aligned(coordinator)
+    assert put_pack(coordinator.admin, federation_id, PIVOT).status_code == 201
+    silo = coordinator.enrol(federation_id, "a")
+    coordinator.admin.post(f"/v1/federations/{federation_id}/start")
+    joined = try_join(silo, 1).json()
+    before = silo.http.get(url(silo, 1, "/weights"))
+    assert put_pack(coordinator.admin, federation_id, PIVOT, selected=["b0.v"]).status_code == 201
+    again = try_join(silo, 2).json()
+    assert again["weights"]["digest"] != joined["weights"]["digest"]
+    coordinator.admin.post(f"/v1/federations/{federation_id}/finish")
+    assert silo.http.get(url(silo, 1, "/weights")).content == before.content
+    brief = silo.http.get(f"/v1/federations/{federation_id}/rounds/current").json()
+    assert brief["state"] == "finished"
+    assert brief["weights"] == again["weights"]
+    final = silo.http.get(url(silo, brief["round"], "/weights"))
+    assert len(final.content) == brief["weights"]["bytes"]
+
+
+def test_deleted_weights_of_a_replaced_pack_are_not_found(coordinator: Served) -> None:
+    federation_id = aligned(coordinator)
+    pack = put_pack(coordinator.admin, federation_id, PIVOT).json()["digest"]
+    silos = [coordinator.enrol(federation_id, name) for name in ("a", "b")]
+    coordinator.admin.post(f"/v1/federations/{federation_id}/start")
+    for silo, base in [(silo, join(silo, 1)) for silo in silos]:
+        assert put(silo, 1, update_body(silo, 1, base, values(1.0), pack=pack)).status_code == 201
+    wait_for(coordinator, federation_id, 1, "published")
+    join(silos[0], 2)
+    coordinator.admin.post(f"/v1/federations/{federation_id}/pause")
+    with coordinator.database.write() as session:
+        row = rounds.get_round(session, federation_id, 2, lock=True)
+        transitions.abandon(session, federation(session, federation_id), row, "deadline-passed")
+    assert put_pack(coordinator.admin, federation_id, PIVOT, selected=["b0.v"]).status_code == 201
+    # The weights of round 1 are stored, and are not those from which the client started round 2.
+    assert silos[0].http.get(url(silos[0], 2, "/weights")).status_code == 404
+    assert silos[0].http.get(url(silos[0], 1, "/weights")).status_code == 200
 
 
 def test_a_conflicting_pack_is_refused_before_its_body(coordinator: Served) -> None:
