@@ -20,7 +20,7 @@ training = typer.Typer()
 @training.command()
 def train(
     plan: Annotated[
-        Path, typer.Option(help="JSON file of a federation plan: adapter, training, rounds.total.")
+        Path, typer.Option(help="JSON file of a federation plan, as for `tessera federation create`.")
     ],
     config: Config = None,
     pack: Annotated[Path | None, typer.Option(help="Alignment pack with the frames of P and Q.")] = None,

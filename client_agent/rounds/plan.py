@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ from client_agent.training.trainers import OpenedTrainer, open_trainer
 from client_agent.transport.client import CoordinatorApi
 from schemas.messages.faults import complaints
 from schemas.messages.federations import AdapterPlan, FederationPlan, SignaturePlan, TrainingPlan
+from schemas.messages.recommendations import completed
 from schemas.messages.rounds import RoundBrief
 from schemas.user_files import read_text
 
@@ -37,11 +39,18 @@ class SiloPlan:
 def read_plan(file: Path) -> FederationPlan:
     """Read a federation's plan from a JSON file.
 
+    As in `tessera federation create`, fields that the file does not name are those recommended for its
+    strategy: a silo that trains alone has the adapter that the federation of this plan would have.
+
     Raises:
         PlanUnusable: the file cannot be read, or a field is invalid.
     """
     try:
-        return FederationPlan.model_validate_json(read_text(file))
+        text = read_text(file)
+        named = json.loads(text)
+        return FederationPlan.model_validate_json(
+            json.dumps(completed(named)) if isinstance(named, dict) else text
+        )
     except OSError as error:
         raise PlanUnusable(f"{file} cannot be read ({error.strerror}); pass a JSON file of a plan") from error
     except ValidationError as error:

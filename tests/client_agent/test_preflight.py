@@ -37,7 +37,10 @@ def test_step_memory_follows_the_given_plan(tmp_path: Path) -> None:
     file, plan = config(tmp_path), tmp_path / "plan.json"
     usual = details_by_subject(file)["memory"]
     assert "a step of 8 x 64 tokens (assumed; the federation's plan is known after enrolment)" in usual
-    plan.write_text(json.dumps({"name": "x", "strategy": {"name": "fedavg"}, "training": SMALL}))
+    # The adapter that is assumed without a plan, which is not the recommended one.
+    adapter = AdapterPlan().model_dump(mode="json")
+    strategy = {"name": "fedavg"}
+    plan.write_text(json.dumps({"name": "x", "strategy": strategy, "adapter": adapter, "training": SMALL}))
     small = details_by_subject(file, plan)["memory"]
     assert f"a step of 2 x 40 tokens ({plan})" in small
     assert "with checkpointing, as planned" in small

@@ -36,6 +36,16 @@ def test_a_byte_order_mark_is_ignored(tmp_path: Path) -> None:
     assert read_settings(silo).threads == 1
 
 
+def test_a_plan_file_gets_the_recommended_fields(tmp_path: Path) -> None:
+    file = tmp_path / "plan.json"
+    file.write_text('{"name": "x", "strategy": {"name": "fedmosaic"}, "training": {"steps": 5}}')
+    plan = read_plan(file)
+    assert (plan.adapter.kind, plan.training.schedule, plan.training.steps) == ("lora", "linear", 5)
+    file.write_text('["x"]')
+    with pytest.raises(PlanUnusable, match="is not a federation plan"):
+        read_plan(file)
+
+
 def test_utf_16_is_named_in_the_error(tmp_path: Path) -> None:
     file, silo = tmp_path / "plan.json", tmp_path / "silo.toml"
     file.write_text(PLAN, "utf-16")
