@@ -29,8 +29,8 @@ def application(first: str = "") -> typer.Typer:
     )
     app.callback()(_root)
     entries = entry_points(group="tessera.commands")
-    # Loading only the group that is called keeps the command fast.
-    if first in entries.names:
+    # Loading only the group that is called keeps the command fast; the version needs none.
+    if first in entries.names or first == "--version":
         entries = entries.select(name=first)
     for entry in sorted(entries, key=lambda entry: entry.name, reverse=True):
         entry.load()(app)
