@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from math import exp
 from pathlib import Path
+from statistics import fmean
 from typing import Final
 
 from pydantic import TypeAdapter
+from safetensors import SafetensorError, safe_open
 
 from client_agent.agent_entries import RATES
 from client_agent.errors import AgentError
@@ -63,6 +66,8 @@ class RoundStatus:
         personal: which of both is the client's model.
         scores: every score of that model.
         learning_rate: the rate of the local steps.
+        gates: with `mix: gate`, the share of the served weights in each block after the local steps, from 0
+            to 1, the mean over its modules.
     """
 
     round: int
@@ -73,6 +78,7 @@ class RoundStatus:
     scores: dict[str, Score] | None
     learning_rate: float | None
     bytes_sent: int | None
+    gates: dict[str, float] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +173,22 @@ def _learning_rate(folder: RoundFolder) -> float | None:
         return None
 
 
+def _gates(folder: RoundFolder) -> dict[str, float] | None:
+    """Return the mean gate of each block, sigmoid(gate); None without gates, or before training."""
+    by_block: dict[str, list[float]] = {}
+    try:
+        with safe_open(folder.path / TRAINED, framework="numpy") as file:
+            for key in file.keys():  # noqa: SIM118, it is no mapping
+                part, _, name = key.partition("/")
+                if part == "private" and name.endswith(".gate"):
+                    gate = 1 / (1 + exp(-float(file.get_tensor(key))))
+                    by_block.setdefault(name.partition(".")[0], []).append(gate)
+    except (OSError, SafetensorError):
+        return None
+    blocks = sorted(by_block, key=lambda block: int(block[1:]))
+    return {block: fmean(by_block[block]) for block in blocks} or None
+
+
 def _sum_state(folder: RoundFolder) -> str:
     """Return the progress of a round's sum, and after its end whether this client is counted in it."""
     if folder.has(SUMMED):
@@ -197,4 +219,5 @@ def _round(folder: RoundFolder) -> RoundStatus:
         scores=scores.kept_scores if scores is not None else None,
         learning_rate=_learning_rate(folder),
         bytes_sent=receipt.bytes if receipt is not None else None,
+        gates=_gates(folder),
     )

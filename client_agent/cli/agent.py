@@ -268,6 +268,10 @@ def _show(agent_status: AgentStatus) -> None:
         facts.add_row("learning rate", Text(agent_status.learning_rate))
     if agent_status.final_scores is not None:
         facts.add_row("final weights", f"held-out {as_text(agent_status.final_scores)}")
+    gated = next((row for row in agent_status.rounds if row.gates), None)
+    if gated is not None and gated.gates is not None:
+        shares = ", ".join(f"{block} {share:.2f}" for block, share in gated.gates.items())
+        facts.add_row("gates", f"share of the served weights after round {gated.round}, by block: {shares}")
     rounds = Table("round", "loss", "kept", "scores of the kept", "rate", "bytes sent", "state")
     for row in agent_status.rounds:
         loss = "-" if row.served is None else f"{row.served:.3f} -> {row.trained:.3f}"

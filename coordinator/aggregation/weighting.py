@@ -20,8 +20,8 @@ from schemas.maths.start import start_values
 
 # Memory per value in float32 values: the state, its reference, and what BLAS copies.
 _COPIES = 3
-# Columns that are multiplied in float32, which takes a third of the time of float64. The relative error of such
-# a sum is below 1e-6; the sums of columns are added in float64.
+# Columns that are multiplied in float32, which takes a third of the time of float64. The relative error of
+# such a sum is below 1e-6; the sums of columns are added in float64.
 _FLOAT32_COLUMNS = 32768
 
 

@@ -7,12 +7,14 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from client_agent.daemon import run
 from client_agent.errors import Stopped
 from client_agent.identity.agent_folder import exclusive
-from client_agent.storage.round_folder import CLOSED, UPDATE
+from client_agent.rounds.training_result import TrainingResult
+from client_agent.storage.round_folder import CLOSED, TRAINED, UPDATE
 from tests.client_agent.conftest import config
 from tests.client_agent.rounds.test_checkpoints import tessera
 from tests.client_agent.test_daemon import Enrolled, alone_plan, limited_sleep
@@ -67,6 +69,7 @@ def test_status_follows_an_agent_from_enrolment_to_end(
         "scores": view["scores"][view["scores"]["kept"]],
         "learning_rate": 0.01,
         "bytes_sent": len(who.workspace.rounds.open(2).read(UPDATE)),
+        "gates": None,
     }
     assert ended["learning_rate"] is None  # the plan names the rate
     assert ended["final_scores"] == view["scores"]["final"]
@@ -79,6 +82,19 @@ def test_status_follows_an_agent_from_enrolment_to_end(
         f"{ended['rounds'][0]['bytes_sent']:,}",
     ):
         assert part in shown, part
+
+
+def test_status_shows_the_gate_of_each_block(served: Served, started: Enrolled, tmp_path: Path) -> None:
+    rounds = {"total": 1, "min_clients": 1}
+    who = started(**alone_plan(rounds=rounds, strategy={"name": "fedmosaic", "options": {"mix": "gate"}}))
+    run(who, limited_sleep(500))
+    trained = TrainingResult.read(who.workspace.rounds.open(1).path / TRAINED)
+    file = config_beside(tmp_path, url=served.url)
+    gates = status(file, exit_code=0)["rounds"][0]["gates"]
+    of_first = [1 / (1 + np.exp(-values)) for name, values in trained.private.items() if name[:3] == "b0."]
+    assert gates["b0"] == pytest.approx(np.mean(of_first))
+    assert list(gates) == sorted(gates)
+    assert "share of the served weights after" in tessera("status", "--config", file).stdout
 
 
 def test_status_gives_the_reason_of_a_closed_round(served: Served, started: Enrolled, tmp_path: Path) -> None:
