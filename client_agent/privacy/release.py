@@ -36,7 +36,7 @@ class Mechanism:
     dim: int
 
     @property
-    def noise(self) -> float:
+    def noise_deviation(self) -> float:
         """Return the standard deviation of the noise in a coordinate of a released mean."""
         return self.noise_multiplier * self.clip / self.sampled
 
@@ -47,7 +47,7 @@ class MeanRelease:
 
     Attributes:
         releases: the number of releases.
-        noise: the variance of the noise in each coordinate.
+        noise_variance: the variance of the noise in each coordinate.
         spread: upper bound of the sampling variance over all coordinates, relative to the variance of one
             record's vector (|v|^2 <= clip^2).
         clip: the largest norm of a record's vector.
@@ -56,13 +56,13 @@ class MeanRelease:
 
     mean: Vector
     releases: int
-    noise: float
+    noise_variance: float
     spread: float
     clip: float
     epsilon: float
 
     def tensors(self) -> dict[str, Vector]:
-        scalars = [self.releases, self.noise, self.spread, self.clip, self.epsilon]
+        scalars = [self.releases, self.noise_variance, self.spread, self.clip, self.epsilon]
         return {"released": self.mean, "released_how": np.array(scalars, np.float64)}
 
     @classmethod
@@ -80,7 +80,7 @@ class MeanRelease:
         known, and the variance of records is clip^2 - |signal|^2 at most, with equality if most are clipped.
         """
         square = float(self.mean @ self.mean)
-        clear = square - self.mean.size * self.noise
+        clear = square - self.mean.size * self.noise_variance
         signal = (clear - self.spread * self.clip**2) / (1 - self.spread) if self.spread < 1 else 0.0
         return min(1.0, max(_LEAST_RELIABILITY, signal / square if square > 0 else 0.0))
 
@@ -132,12 +132,12 @@ def averaged(before: MeanRelease | None, fresh: Vector, mechanism: Mechanism, ep
     k = before.releases + 1 if before is not None else 1
     # Averaging is post-processing, and costs no privacy.
     mean = fresh if before is None else before.mean + (fresh - before.mean) / k
-    earlier = before.noise * (k - 1) ** 2 if before is not None else 0.0
+    earlier = before.noise_variance * (k - 1) ** 2 if before is not None else 0.0
     n, m = mechanism.records, mechanism.sampled
     return MeanRelease(
         mean=mean,
         releases=k,
-        noise=(earlier + mechanism.noise**2) / k**2,
+        noise_variance=(earlier + mechanism.noise_deviation**2) / k**2,
         spread=1 / n + (1 / m - 1 / n) / k,
         clip=mechanism.clip,
         epsilon=epsilon,

@@ -49,9 +49,11 @@ def test_release_is_clipped_mean_with_accounted_noise() -> None:
     vectors = [np.array([4.0, 0.0, 0.0])] * 10 + [np.array([0.0, 0.5, 0.0])] * 10
     below = random.Random(2).randrange
     released = np.array([release(vectors, mechanism, below) for _ in range(3000)])
-    assert mechanism.noise == pytest.approx(1.5 * 2.0 / 20)
-    np.testing.assert_allclose(released.mean(0), [1.0, 0.25, 0.0], atol=5 * mechanism.noise / np.sqrt(3000))
-    np.testing.assert_allclose(released.std(0), mechanism.noise, rtol=0.08)
+    assert mechanism.noise_deviation == pytest.approx(1.5 * 2.0 / 20)
+    np.testing.assert_allclose(
+        released.mean(0), [1.0, 0.25, 0.0], atol=5 * mechanism.noise_deviation / np.sqrt(3000)
+    )
+    np.testing.assert_allclose(released.std(0), mechanism.noise_deviation, rtol=0.08)
     steps = released * mechanism.sampled * STEPS / mechanism.clip
     assert (np.abs(steps - np.round(steps)) < 1e-3).all()  # nothing but whole steps of the grid
 
@@ -64,7 +66,7 @@ def test_averaged_releases_carry_the_noise_of_a_mean() -> None:
         released = averaged(released, fresh, mechanism, epsilon=number / 10)
     assert released is not None
     np.testing.assert_allclose(released.mean, [1.0, 1.0])
-    assert released.noise == pytest.approx(mechanism.noise**2 / 3)
+    assert released.noise_variance == pytest.approx(mechanism.noise_deviation**2 / 3)
     assert (released.releases, released.epsilon) == (3, 0.3)
 
 
