@@ -68,7 +68,7 @@ def test_pricing_a_release_writes_no_file(tmp_path: Path) -> None:
 def test_damaged_or_lost_ledger_is_refused(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path)
     pay(ledger, 1)
-    last = MeanRelease(np.ones(4), releases=1, noise=1.0, spread=0.1, clip=1.0, epsilon=0.3)
+    last = MeanRelease(np.ones(4), releases=1, noise_variance=1.0, spread=0.1, clip=1.0, epsilon=0.3)
     ledger.priced("f", 2, NOISY, DP, last)
     whole = (tmp_path / LEDGER).read_bytes()
     (tmp_path / LEDGER).write_bytes(whole[:-9])
