@@ -31,7 +31,7 @@ from benchmarks.load_agents import Agent, enrol, join, poll, soak, store, upload
 from benchmarks.memory import MIB
 from benchmarks.pipelines import pipelined
 from benchmarks.serving import Coordinator, running
-from tests.postgres_server import PostgresServer
+from tests.scene.postgres_server import PostgresServer
 
 GOAL_POLL_P99_SECONDS = 0.150
 GOAL_UPLOAD_SECONDS = 8.0

@@ -21,10 +21,10 @@ from benchmarks.s3_server import NoServer, S3Server, s3_server
 from coordinator.db import migrate
 from coordinator.db.engine import Database
 from coordinator.observability import logs
-from tests.durations import Guard
-from tests.postgres_server import PostgresServer
-from tests.rotation import SHARDS, shard_of, shard_of_commit
-from tests.served import Served, start
+from tests.house.durations import Guard
+from tests.house.rotation import SHARDS, shard_of, shard_of_commit
+from tests.scene.coordinator import Served, start
+from tests.scene.postgres_server import PostgresServer
 
 _numbers = itertools.count()
 _MEMORY = Path("/dev/shm")

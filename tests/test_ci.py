@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import rotation
+from tests.house import rotation
 
 ROOT = Path(__file__).parent.parent
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.durations import BUDGET, LIMIT, Durations, over_budget, run_alone, too_long
+from tests.house.durations import BUDGET, LIMIT, Durations, over_budget, run_alone, too_long
 
 pytest_plugins = ["pytester"]
 
@@ -58,9 +58,9 @@ def test_a_run_over_budget_names_the_longest_tests() -> None:
 def test_a_test_too_long_alone_fails_the_run(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, alone: float, passes: bool
 ) -> None:
-    monkeypatch.setattr("tests.durations.LIMIT", 0.01)
+    monkeypatch.setattr("tests.house.durations.LIMIT", 0.01)
     pytester.makeconftest(
-        "from tests.durations import Guard\ndef pytest_configure(config):\n"
+        "from tests.house.durations import Guard\ndef pytest_configure(config):\n"
         "    config.addinivalue_line('markers', 'slow: x')\n"
         f"    config.pluginmanager.register(Guard(lambda tests: dict.fromkeys(tests, {alone})))\n"
     )

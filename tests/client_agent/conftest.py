@@ -35,8 +35,8 @@ from client_agent.training.silo import Silo, open_silo
 from client_agent.transport.client import CoordinatorApi
 from schemas.messages.rounds import FinishedBrief, RoundBrief
 from tests.scenarios.agents import EXAMPLES, MODELS
-from tests.served import Served, start
-from tests.waiting import wait_until
+from tests.scene.coordinator import Served, start
+from tests.scene.waiting import wait_until
 
 ARCHITECTURES = (
     "llama",

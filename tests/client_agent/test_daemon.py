@@ -20,8 +20,8 @@ from client_agent.storage.round_folder import CLOSED, RECEIPT, SCORES_SENT, UPDA
 from client_agent.training.silo import Silo
 from tests.client_agent.bad_lines import Buffering, Deaf
 from tests.client_agent.conftest import HELD_OUT, checked, config, enrolled, next_brief
-from tests.full_disk import fill, mounted
-from tests.served import Served, start
+from tests.scene.coordinator import Served, start
+from tests.scene.disks import fill, mounted
 
 Enrolled = Callable[..., Participant]
 QUICK = {"steps": 2, "max_length": 64, "learning_rate": 0.01}

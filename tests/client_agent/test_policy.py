@@ -27,7 +27,7 @@ from schemas.messages.federations import FederationPlan
 from schemas.wire.digests import digest_of
 from tests.client_agent.conftest import checked, config, next_brief
 from tests.client_agent.test_daemon import alone_plan, limited_sleep
-from tests.served import Served
+from tests.scene.coordinator import Served
 
 LORA = {"kind": "lora", "rank": 4, "roles": ["v", "down"]}
 PQ = {"kind": "pq", "blocks": 2, "rank": 4, "roles": ["q", "v"]}

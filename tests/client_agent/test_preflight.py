@@ -23,8 +23,8 @@ from schemas.messages.federations import AdapterPlan
 from tests.client_agent.conftest import checked, enrolled, save_model
 from tests.client_agent.model.test_few_bits import bytes_in
 from tests.client_agent.test_daemon import config, limited_sleep
-from tests.full_disk import mounted
-from tests.served import PROFILE, Served
+from tests.scene.coordinator import PROFILE, Served
+from tests.scene.disks import mounted
 
 SMALL = {"steps": 1, "batch_size": 2, "max_length": 40, "gradient_checkpointing": True}
 

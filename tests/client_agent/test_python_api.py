@@ -16,7 +16,7 @@ from studies import Study, simulate
 from studies.quickstart.folder import QuickstartFolder
 from tests.client_agent.conftest import config
 from tests.client_agent.test_daemon import alone_plan
-from tests.served import Served
+from tests.scene.coordinator import Served
 from tests.studies.studies import write_study
 
 ROOT = Path(__file__).parents[2]

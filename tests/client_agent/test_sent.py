@@ -20,7 +20,7 @@ from schemas.messages.scores import Scores
 from tests.client_agent.commands import tessera
 from tests.client_agent.conftest import config
 from tests.client_agent.test_daemon import alone_plan, limited_sleep
-from tests.served import Served
+from tests.scene.coordinator import Served
 
 PUT = "http://127.0.0.1:1/tessera/v1/federations/fed_1/rounds/{}/{}"
 

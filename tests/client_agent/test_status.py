@@ -18,7 +18,7 @@ from client_agent.storage.round_folder import CLOSED, TRAINED, UPDATE
 from tests.client_agent.conftest import config
 from tests.client_agent.rounds.test_checkpoints import tessera
 from tests.client_agent.test_daemon import Enrolled, alone_plan, limited_sleep
-from tests.served import Served
+from tests.scene.coordinator import Served
 
 
 def config_beside(folder: Path, **changes: str) -> Path:

@@ -34,7 +34,7 @@ from tests.client_agent.secure_sum.summed_agents import plan as summed_plan
 from tests.client_agent.test_daemon import alone_plan, limited_sleep
 from tests.client_agent.test_status import config_beside
 from tests.scenarios.agents import environment
-from tests.served import Served
+from tests.scene.coordinator import Served
 
 Enrolled = Callable[..., Participant]
 LORA = {"kind": "lora", "rank": 2, "roles": ["v"]}

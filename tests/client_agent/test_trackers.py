@@ -16,8 +16,8 @@ from client_agent.settings import read_settings
 from tests.client_agent.commands import tessera
 from tests.client_agent.conftest import checked, config, next_brief
 from tests.client_agent.test_daemon import alone_plan, limited_sleep
-from tests.served import Served
-from tests.tracked import in_new_process, recorded, recorded_by_trackio
+from tests.scene.coordinator import Served
+from tests.scene.tracker_records import in_new_process, recorded, recorded_by_trackio
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of the libraries, whose imports warn
 

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors import numpy as safetensors
 
-from tests.waiting import wait_until
+from tests.scene.waiting import wait_until
 
 MEDIA_TYPE = "application/vnd.tessera.adapter+safetensors"
 TRACE: dict[str, Any] = json.loads((Path(__file__).parent / "notebook_trace.json").read_text())

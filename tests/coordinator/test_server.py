@@ -18,8 +18,8 @@ import pytest
 from coordinator.errors import SettingsUnusable
 from coordinator.server import listening_hints, migrate
 from coordinator.settings import Settings
-from tests.postgres_server import PostgresServer
-from tests.served import ADMIN_TOKEN, SIGNING_KEY, Served, slug
+from tests.scene.coordinator import ADMIN_TOKEN, SIGNING_KEY, Served, slug
+from tests.scene.postgres_server import PostgresServer
 
 PLAN = {"name": "x", "strategy": {"name": "fedavg"}}
 

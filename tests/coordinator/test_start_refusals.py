@@ -20,7 +20,7 @@ from coordinator.db.single_process import only_replica
 from coordinator.errors import SettingsUnusable
 from coordinator.http.listen_address import require_free
 from coordinator.server import migrate, serve
-from tests.postgres_server import PostgresServer
+from tests.scene.postgres_server import PostgresServer
 
 
 def _refusal_of_migrate(monkeypatch: pytest.MonkeyPatch, url: str) -> str:

@@ -30,10 +30,10 @@ from coordinator.webhook import LEASE, WebhookSender, report_stuck_rounds, retry
 from schemas.identity.keys import public_key
 from tests.coordinator.aggregation.closed_round import simple
 from tests.coordinator.webhook_receiver import receiving
-from tests.served import Served, start
-from tests.taking_part import PLAN, join, one_round, plan, running, scored, send_scores
-from tests.trickling import trickling
-from tests.waiting import wait_until
+from tests.scene.coordinator import Served, start
+from tests.scene.rounds import PLAN, join, one_round, plan, running, scored, send_scores
+from tests.scene.trickling_server import trickling
+from tests.scene.waiting import wait_until
 
 SECRET = "whsec_" + base64.b64encode(bytes(range(32))).decode()
 KEY = ServerKey(bytes(32))

@@ -33,7 +33,7 @@ from tests.coordinator.aggregation.closed_round import (
     served,
     simple,
 )
-from tests.waiting import wait_until
+from tests.scene.waiting import wait_until
 
 
 def test_a_round_is_claimed_by_one_worker(database: Database) -> None:

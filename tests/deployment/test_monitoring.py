@@ -28,9 +28,9 @@ from tests.deployment.queries import (
     groupings,
     selections,
 )
-from tests.served import ADMIN_TOKEN, Served, start
-from tests.taking_part import deliver, join, plan, put, running, values
-from tests.waiting import wait_until
+from tests.scene.coordinator import ADMIN_TOKEN, Served, start
+from tests.scene.rounds import deliver, join, plan, put, running, values
+from tests.scene.waiting import wait_until
 
 Series = dict[str, list[dict[str, str]]]
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
-from tests.waiting import wait_until
+from tests.scene.waiting import wait_until
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "squeue", "scontrol", "sinfo")
 _CONFIGURATION = """\

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.served import Served, slug
-from tests.taking_part import PLAN, show
+from tests.scene.coordinator import Served, slug
+from tests.scene.rounds import PLAN, show
 
 CLIENTS = Path(__file__).parents[2] / "examples" / "clients"
 ROUNDS = {"total": 2, "min_clients": 2, "collect_seconds": 120}

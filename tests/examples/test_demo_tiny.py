@@ -8,8 +8,8 @@ from typing import cast
 from client_agent.transport.admin_client import Operator
 from examples.agents import Agents
 from examples.demo_tiny.federated import _follow
-from tests.served import ADMIN_TOKEN, Served
-from tests.taking_part import PLAN, deliver, running, values, wait_for
+from tests.scene.coordinator import ADMIN_TOKEN, Served
+from tests.scene.rounds import PLAN, deliver, running, values, wait_for
 
 
 class Once:

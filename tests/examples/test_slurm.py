@@ -15,7 +15,7 @@ import pytest
 from tests.deployment.composition import ROOT
 from tests.docs.command_line import mistakes
 from tests.examples.slurm_node import is_possible, slurm_node
-from tests.waiting import wait_until
+from tests.scene.waiting import wait_until
 
 SCRIPTS = ROOT / "examples" / "slurm"
 CYCLE, ROUND, ARRAY = (SCRIPTS / name for name in ("cycle.sh", "round.sbatch", "array_of_silos.sbatch"))

@@ -10,9 +10,9 @@ from rich.text import Text
 from examples.screenshots.federations import ScreenshotsFailed
 from examples.screenshots.terminal import COLUMNS, Recording, moments, svg_of
 from studies.coordinator_process import TESSERA, quiet_environment
-from tests.served import ADMIN_TOKEN, Served
-from tests.taking_part import one_round, plan, running
-from tests.waiting import wait_until
+from tests.scene.coordinator import ADMIN_TOKEN, Served
+from tests.scene.rounds import one_round, plan, running
+from tests.scene.waiting import wait_until
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ from rich.table import Table
 from tests.fault_simulation.campaign import ENOUGH, hunts_by, missing, schedules_by, workers
 from tests.fault_simulation.mutants import MUTANTS, planted
 from tests.fault_simulation.world import Outcome, play
-from tests.rotation import first_seed
+from tests.house.rotation import first_seed
 
 CORES = len(os.sched_getaffinity(0))
 console = Console()

@@ -54,7 +54,7 @@ from tests.fault_simulation.private import EXAMPLES, sketches
 from tests.fault_simulation.replicas import AUTHORITY
 from tests.fault_simulation.scheduler import Process
 from tests.fault_simulation.weather import NOISE, Plan
-from tests.served import PROFILE
+from tests.scene.coordinator import PROFILE
 
 if TYPE_CHECKING:
     from tests.fault_simulation.world import World

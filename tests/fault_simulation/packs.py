@@ -26,7 +26,7 @@ from schemas.messages.alignment import AlignmentManifest, PackErrors
 from schemas.wire.digests import digest_of
 from tests.fault_simulation import meaning
 from tests.fault_simulation.weather import Plan
-from tests.served import PROFILE
+from tests.scene.coordinator import PROFILE
 
 if TYPE_CHECKING:
     from tests.fault_simulation.oracle import Asked

@@ -20,8 +20,8 @@ from tests.fault_simulation.replicas import AUTHORITY, LEASE_SECONDS
 from tests.fault_simulation.scheduler import Flag, Process
 from tests.fault_simulation.weather import LAST_ROUND
 from tests.fault_simulation.written_plan import written_plan
-from tests.served import ADMIN_TOKEN
-from tests.taking_part import upload_headers
+from tests.scene.coordinator import ADMIN_TOKEN
+from tests.scene.rounds import upload_headers
 
 if TYPE_CHECKING:
     from tests.fault_simulation.world import World

@@ -31,7 +31,7 @@ from schemas.identity.keys import decode
 from tests.fault_simulation.scheduler import Flag, Process, Violation
 from tests.fault_simulation.storage import replicas_database
 from tests.fault_simulation.waits import look_for_waiting
-from tests.served import ADMIN_TOKEN, SIGNING_KEY
+from tests.scene.coordinator import ADMIN_TOKEN, SIGNING_KEY
 
 if TYPE_CHECKING:
     from tests.fault_simulation.network import Sent

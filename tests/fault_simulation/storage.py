@@ -24,7 +24,7 @@ from sqlalchemy.orm import Session
 from coordinator.db import migrate
 from coordinator.db.engine import Database, sqlite_of
 from coordinator.storage import server_key
-from tests.served import SIGNING_KEY
+from tests.scene.coordinator import SIGNING_KEY
 
 _PAGES = 2**30
 _CHANGES, _CHANGES_WHEN_SIZED = slice(24, 28), slice(92, 96)  # https://www.sqlite.org/fileformat.html

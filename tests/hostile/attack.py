@@ -14,7 +14,7 @@ import httpx
 
 from tests.hostile.process import ServedProcess
 from tests.hostile.scene import Answer, Scene, changed, is_answered, told
-from tests.taking_part import put
+from tests.scene.rounds import put
 
 CPU_SECONDS = 0.25
 MEMORY_BYTES = 64 * 2**20

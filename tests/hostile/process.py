@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import psutil
 
-from tests.served import ADMIN_TOKEN, SIGNING_KEY, Served
+from tests.scene.coordinator import ADMIN_TOKEN, SIGNING_KEY, Served
 
 _RESET_PEAK = "5"
 

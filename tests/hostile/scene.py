@@ -19,8 +19,8 @@ from coordinator.db.tables.federations import RoundRow, Table
 from schemas.messages.federations import ALL_ROLES
 from schemas.messages.recipes import Recipe
 from tests.hostile.process import ServedProcess
-from tests.served import Served, Silo, slug
-from tests.taking_part import deliver, join, plan, running, try_join, update_body, url, values, wait_for
+from tests.scene.coordinator import Served, Silo, slug
+from tests.scene.rounds import deliver, join, plan, running, try_join, update_body, url, values, wait_for
 
 CAP = 64 * 2**20
 RECIPE = Recipe(reference="own_last", density=0.5, values="int4")

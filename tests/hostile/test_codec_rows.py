@@ -12,7 +12,7 @@ import zstandard
 
 from tests.hostile.attack import Case, attack
 from tests.hostile.scene import Scene, told
-from tests.taking_part import put
+from tests.scene.rounds import put
 
 _SKIPPABLE = b"\x50\x2a\x4d\x18\x04\x00\x00\x00abcd"
 _BOMB_MIB = 256

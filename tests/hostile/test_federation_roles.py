@@ -13,8 +13,8 @@ from tests.coordinator.alignment.test_transfer_test import figures
 from tests.coordinator.auth.provider import CLIENT, running_provider
 from tests.coordinator.experts.stored_bank import store_bank
 from tests.hostile.test_authorisation_matrix import ANYONE, NOT_SET_UP, POLICIES
-from tests.served import Served, Silo, slug, start
-from tests.taking_part import join, put, update_body, values, wait_for
+from tests.scene.coordinator import Served, Silo, slug, start
+from tests.scene.rounds import join, put, update_body, values, wait_for
 
 pytestmark = pytest.mark.slow
 

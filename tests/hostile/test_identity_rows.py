@@ -18,9 +18,9 @@ from schemas.identity.keys import name_of
 from schemas.messages.federations import FederationPlan
 from tests.hostile.attack import Case, attack
 from tests.hostile.scene import Scene
-from tests.served import Silo, enrolment
-from tests.signed import signed
-from tests.taking_part import upload_headers, url
+from tests.scene.coordinator import Silo, enrolment
+from tests.scene.rounds import upload_headers, url
+from tests.scene.signed_requests import signed
 
 Send = Callable[[Scene], httpx.Response]
 AUDIT = frozenset({"audit"})

@@ -23,10 +23,9 @@ from coordinator.http.limits.poll_rate import BURST
 from tests.hostile.attack import at_a_bounded_cost
 from tests.hostile.process import start_process
 from tests.hostile.scene import Answer, Scene, is_answered, listen, set_up, told, wait_until_told
-from tests.postgres_server import PostgresServer
-from tests.served import Served, Silo
-from tests.signed import request_bytes, signed
-from tests.taking_part import (
+from tests.scene.coordinator import Served, Silo
+from tests.scene.postgres_server import PostgresServer
+from tests.scene.rounds import (
     deliver,
     join,
     plan,
@@ -38,7 +37,8 @@ from tests.taking_part import (
     values,
     wait_for,
 )
-from tests.waiting import wait_until
+from tests.scene.signed_requests import request_bytes, signed
+from tests.scene.waiting import wait_until
 
 Databases = Callable[[str], str]
 _SPACE = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c"]

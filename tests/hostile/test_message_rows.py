@@ -10,8 +10,8 @@ import pytest
 
 from tests.hostile.attack import Case, attack
 from tests.hostile.scene import Scene, told
-from tests.served import Served, Silo
-from tests.taking_part import join, put, running, update_body, url, values
+from tests.scene.coordinator import Served, Silo
+from tests.scene.rounds import join, put, running, update_body, url, values
 
 JSON = {"Content-Type": "application/json"}
 LATE = frozenset({"participations"})  # that a client was late is written down

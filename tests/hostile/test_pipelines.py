@@ -12,9 +12,9 @@ import pytest
 
 from tests.hostile.attack import MEMORY_BYTES
 from tests.hostile.scene import Scene, is_answered
-from tests.served import ADMIN_TOKEN
-from tests.signed import request_bytes, signed
-from tests.taking_part import upload_headers
+from tests.scene.coordinator import ADMIN_TOKEN
+from tests.scene.rounds import upload_headers
+from tests.scene.signed_requests import request_bytes, signed
 
 CONNECTIONS = 8
 SECONDS = 2.0

@@ -16,7 +16,7 @@ from schemas.wire.compress import compress
 from schemas.wire.envelope import Array
 from tests.hostile.attack import Case, attack
 from tests.hostile.scene import RECIPE, Scene
-from tests.taking_part import coded_body, put, values
+from tests.scene.rounds import coded_body, put, values
 
 Streams = dict[str, Array]
 _NO_DIGEST = "sha256:" + "0" * 64

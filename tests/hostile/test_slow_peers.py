@@ -21,8 +21,8 @@ from coordinator.http.limits.body_deadline import GRACE_SECONDS, HEAD_SECONDS, I
 from tests.hostile.attack import Case, attack
 from tests.hostile.process import start_process
 from tests.hostile.scene import Answer, Scene, is_answered, listen, set_up
-from tests.signed import request_bytes, signed
-from tests.taking_part import upload_headers
+from tests.scene.rounds import upload_headers
+from tests.scene.signed_requests import request_bytes, signed
 
 GET = b"GET /v1/hello HTTP/1.1\r\nHost: localhost\r\n"
 POST = (

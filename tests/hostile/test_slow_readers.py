@@ -17,9 +17,9 @@ from schemas.wire.envelope import MEDIA_TYPE
 from tests.hostile.attack import MEMORY_BYTES
 from tests.hostile.process import ServedProcess, start_process
 from tests.hostile.scene import is_answered
-from tests.served import Served, Silo
-from tests.signed import request_bytes, signed
-from tests.taking_part import deliver, join, layout_for, plan, running, scored, url, wait_for
+from tests.scene.coordinator import Served, Silo
+from tests.scene.rounds import deliver, join, layout_for, plan, running, scored, url, wait_for
+from tests.scene.signed_requests import request_bytes, signed
 
 READERS = 100
 _WINDOW = 4096

@@ -21,8 +21,8 @@ from client_agent.transport.request_signing import SignedRequests
 from schemas.identity.enrolment_token import read
 from schemas.identity.keys import decode
 from tests.hostile.process import ServedProcess, start_process
-from tests.served import ADMIN_TOKEN, PROFILE, SIGNING_KEY, Silo
-from tests.taking_part import deliver, join, plan, wait_for, weights
+from tests.scene.coordinator import ADMIN_TOKEN, PROFILE, SIGNING_KEY, Silo
+from tests.scene.rounds import deliver, join, plan, wait_for, weights
 
 RETRY_KEY = "cmV0cnkta2V5LW9mLXRoZS10ZXN0cy0zMi1ieXRlcyE"
 TELLING = np.float32(0.0123456789)

@@ -18,7 +18,7 @@ from schemas.identity.enrolment_token import read
 from tests.hostile.process import start_process
 from tests.hostile.test_stolen_database import RETRY_KEY, bearer_client, forms, seed_of
 from tests.scenarios.agents import EXAMPLES, TESSERA, AgentProcess, environment, prepare_agent
-from tests.served import ADMIN_TOKEN, SIGNING_KEY
+from tests.scene.coordinator import ADMIN_TOKEN, SIGNING_KEY
 
 pytestmark = pytest.mark.long
 

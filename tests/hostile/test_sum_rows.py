@@ -22,7 +22,7 @@ from tests.coordinator.secure_sum.members import CONFIRM, KEYS, MASKED, SHARES, 
 from tests.coordinator.secure_sum.members import Scene as SumScene
 from tests.hostile.attack import Case, attack
 from tests.hostile.scene import Scene
-from tests.served import Served
+from tests.scene.coordinator import Served
 
 _A_DAY = 86400
 _LOW_ORDER = bytes(32)

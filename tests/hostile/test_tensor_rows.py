@@ -14,7 +14,7 @@ from benchmarks.headers import HOSTILE
 from schemas.wire.header import HEADER_LIMIT
 from tests.hostile.attack import Case, attack
 from tests.hostile.scene import Scene, framed
-from tests.taking_part import SIGNATURE, put, try_join, update_body, upload_headers, url, values
+from tests.scene.rounds import SIGNATURE, put, try_join, update_body, upload_headers, url, values
 
 Make = Callable[[Scene], bytes]
 

@@ -10,9 +10,9 @@ import pytest
 
 from tests.hostile.attack import Case, attack
 from tests.hostile.scene import CAP, Answer, Scene, talk
-from tests.signed import request_bytes, signed
-from tests.taking_part import upload_headers
-from tests.waiting import wait_until
+from tests.scene.rounds import upload_headers
+from tests.scene.signed_requests import request_bytes, signed
+from tests.scene.waiting import wait_until
 
 _MIB = 2**20
 MALFORMED = "malformed-request"

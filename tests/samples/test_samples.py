@@ -20,7 +20,7 @@ from coordinator.db.engine import Database
 from schemas.messages.federations import FederationPlan
 from schemas.wire.digests import digest_of
 from tests.samples.make import SAMPLES, SILO
-from tests.served import start
+from tests.scene.coordinator import start
 
 _ROUNDS = 3
 

@@ -12,8 +12,8 @@ import pytest
 from client_agent.model.loading import base_model_slug
 from tests.scenarios.agents import EXAMPLES, MODELS, prepare_agent
 from tests.scenarios.forwarder import forwarding
-from tests.served import Served
-from tests.waiting import wait_until
+from tests.scene.coordinator import Served
+from tests.scene.waiting import wait_until
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 

@@ -16,7 +16,7 @@ from coordinator.db.tables.federations import PayloadRow
 from coordinator.storage import payload_moves
 from tests.scenarios.agents import prepare_agent
 from tests.scenarios.test_agents import plan
-from tests.served import Served
+from tests.scene.coordinator import Served
 
 pytestmark = [pytest.mark.s3, pytest.mark.long, pytest.mark.timeout(600)]
 

@@ -11,7 +11,7 @@ import pytest
 
 from client_agent.model.loading import base_model_slug
 from tests.scenarios.agents import EXAMPLES, MODELS, prepare_agent, tessera
-from tests.served import ADMIN_TOKEN, Served
+from tests.scene.coordinator import ADMIN_TOKEN, Served
 
 PIVOT, OTHER = (base_model_slug(str(MODELS[name])) for name in "SL")
 ANCHORS = EXAMPLES / "anchors.json"

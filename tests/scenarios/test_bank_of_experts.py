@@ -10,9 +10,9 @@ import httpx
 import pytest
 
 from tests.scenarios.agents import prepare_agent, tessera
-from tests.served import ADMIN_TOKEN
+from tests.scene.coordinator import ADMIN_TOKEN
+from tests.scene.waiting import wait_until
 from tests.stress.processes import Coordinator
-from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 

@@ -13,8 +13,8 @@ import pytest
 from client_agent.rounds.served_weights import read_weights
 from client_agent.rounds.training_result import TrainingResult
 from tests.scenarios.agents import AgentProcess, prepare_agent
-from tests.served import Served
-from tests.waiting import wait_until
+from tests.scene.coordinator import Served
+from tests.scene.waiting import wait_until
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.served import ADMIN_TOKEN, Served
+from tests.scene.coordinator import ADMIN_TOKEN, Served
 
 AT_ONCE = 150  # nearly four times as many as there are threads, and connections to the database
 

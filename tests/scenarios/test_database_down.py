@@ -13,8 +13,8 @@ from coordinator.db import migrate
 from coordinator.db.engine import Database
 from coordinator.http import problems
 from coordinator.storage import payloads
-from tests.postgres_server import PostgresServer
-from tests.served import Served, slug
+from tests.scene.coordinator import Served, slug
+from tests.scene.postgres_server import PostgresServer
 
 
 @pytest.mark.slow

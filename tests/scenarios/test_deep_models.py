@@ -22,9 +22,9 @@ from schemas.messages.updates import WeightsManifest
 from schemas.wire.envelope import unpack
 from schemas.wire.header import HEADER_LIMIT
 from schemas.wire.streams import bound, decode, stream_slots
-from tests.served import Served, Silo, start
-from tests.taking_part import coded_body, update_body
-from tests.waiting import wait_until
+from tests.scene.coordinator import Served, Silo, start
+from tests.scene.rounds import coded_body, update_body
+from tests.scene.waiting import wait_until
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
 

@@ -14,7 +14,7 @@ from client_agent.model.loading import base_model_slug
 from client_agent.rounds.served_weights import read_weights
 from client_agent.rounds.training_result import TrainingResult
 from tests.scenarios.agents import EXAMPLES, MODELS, AgentProcess, prepare_agent
-from tests.served import Served
+from tests.scene.coordinator import Served
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 

@@ -19,7 +19,7 @@ from client_agent.storage.base_delta import BaseDelta, read_served
 from client_agent.training.silo import Silo, open_silo
 from schemas.maths.adapter import Layout, factor_of
 from tests.scenarios.agents import AgentProcess, prepare_agent
-from tests.served import Served
+from tests.scene.coordinator import Served
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 

@@ -11,8 +11,8 @@ import pytest
 
 from tests.scenarios.agents import AgentProcess, prepare_agent, tessera
 from tests.scenarios.test_agents import plan
-from tests.served import Served
-from tests.waiting import wait_until
+from tests.scene.coordinator import Served
+from tests.scene.waiting import wait_until
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 

@@ -12,8 +12,8 @@ import psycopg
 import pytest
 from sqlalchemy import Engine, event
 
-from tests.served import Served, Silo
-from tests.taking_part import deliver, join, plan, put, running, scored, update_body, url, values
+from tests.scene.coordinator import Served, Silo
+from tests.scene.rounds import deliver, join, plan, put, running, scored, update_body, url, values
 
 # By request: statements and transactions. What is said on SQLite's own connection is not counted.
 MOST = {

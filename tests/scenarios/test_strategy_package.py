@@ -17,8 +17,8 @@ from coordinator.strategies import opening
 from schemas.strategies.declaration import StrategyOptions
 from schemas.strategies.registry import OWN_STRATEGIES, strategy_names, strategy_packages
 from tests.scenarios.agents import EXAMPLES, prepare_agent
-from tests.served import Served, slug
-from tests.taking_part import join, try_join
+from tests.scene.coordinator import Served, slug
+from tests.scene.rounds import join, try_join
 
 PLAN = {
     "strategy": {"name": "halfway", "options": {"share_of_own": 0.75}},

@@ -22,7 +22,7 @@ from schemas.user_files import (
 )
 from tests.client_agent.commands import tessera
 from tests.client_agent.conftest import config
-from tests.full_disk import fill, mounted
+from tests.scene.disks import fill, mounted
 
 PLAN = json.dumps({"name": "x", "strategy": {"name": "fedavg"}})
 BOM = "\ufeff"

@@ -15,8 +15,8 @@ from coordinator.db.engine import Database
 from coordinator.enrolment import first_admin
 from coordinator.errors import SettingsUnusable
 from coordinator.server import load_settings
-from tests.served import Served, slug
-from tests.taking_part import running, url
+from tests.scene.coordinator import Served, slug
+from tests.scene.rounds import running, url
 
 LIMIT = 3
 

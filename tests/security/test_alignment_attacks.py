@@ -22,8 +22,8 @@ from tests.coordinator.alignment.test_transfer_test import figures
 from tests.coordinator.alignment.test_transfer_test import path as acceptance
 from tests.coordinator.cli.test_operator import Operator
 from tests.coordinator.weights.test_published_differences import ask, plain
-from tests.served import Served, Silo
-from tests.taking_part import join, put, try_join, update_body, url, values, wait_for, weights
+from tests.scene.coordinator import Served, Silo
+from tests.scene.rounds import join, put, try_join, update_body, url, values, wait_for, weights
 
 JUNK = "junk-000000000000"
 ANOTHER_SET = "sha256:" + "b" * 64

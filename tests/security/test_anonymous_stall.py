@@ -18,7 +18,7 @@ from coordinator.enrolment import failure_delay
 from coordinator.http import json_body
 from coordinator.http.json_body import MAX_FAULTS
 from schemas.messages.enrolment import EnrolmentRequest
-from tests.served import PROFILE, Served, enrolment, slug
+from tests.scene.coordinator import PROFILE, Served, enrolment, slug
 
 JSON = {"Content-Type": "application/json"}
 LIMIT = 5

@@ -17,8 +17,8 @@ from schemas.identity.documents import hash_of, is_signed
 from schemas.identity.keys import public_key
 from tests.coordinator.alignment.test_alignment import OTHER
 from tests.coordinator.alignment.test_transfer_test import figures, with_packs
-from tests.served import ADMIN_TOKEN, Served
-from tests.taking_part import deliver, running, values
+from tests.scene.coordinator import ADMIN_TOKEN, Served
+from tests.scene.rounds import deliver, running, values
 
 
 @pytest.fixture

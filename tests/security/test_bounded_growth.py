@@ -18,9 +18,9 @@ from coordinator.rounds import scores
 from coordinator.storage import event_log
 from schemas.messages.federations import FederationPlan
 from tests.coordinator.alignment.test_transfer_test import OTHER, figures, path, with_packs
-from tests.served import Served, Silo, slug
-from tests.taking_part import deliver, join, one_round, plan, running, scored, send_scores, values, wait_for
-from tests.waiting import wait_until
+from tests.scene.coordinator import Served, Silo, slug
+from tests.scene.rounds import deliver, join, one_round, plan, running, scored, send_scores, values, wait_for
+from tests.scene.waiting import wait_until
 
 Rows = Callable[[str, str], list[tuple[Any, ...]]]
 

@@ -12,9 +12,9 @@ import pytest
 from coordinator.federations import event_fanout, event_stream
 from coordinator.federations.event_fanout import MAX_STREAMS_PER_CALLER, Streams
 from coordinator.http.limits.connections import reserved
-from tests.served import Served, Silo, slug
-from tests.signed import request_bytes, signed
-from tests.waiting import wait_until
+from tests.scene.coordinator import Served, Silo, slug
+from tests.scene.signed_requests import request_bytes, signed
+from tests.scene.waiting import wait_until
 
 MOST = 40
 

@@ -12,9 +12,9 @@ import pytest
 import coordinator.dashboard
 from schemas.wire.envelope import MEDIA_TYPE
 from tests.hostile.scene import listen
-from tests.served import ADMIN_TOKEN, Served, Silo, slug, start
-from tests.signed import request_bytes, signed
-from tests.taking_part import join, running, url
+from tests.scene.coordinator import ADMIN_TOKEN, Served, Silo, slug, start
+from tests.scene.rounds import join, running, url
+from tests.scene.signed_requests import request_bytes, signed
 
 PAGE = Path(coordinator.dashboard.__file__ or "").parent
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import httpx
 import pytest
 
-from tests.served import Served, start
+from tests.scene.coordinator import Served, start
 
 POST = "POST /v1/enrolments HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n"
 GET = "GET /v1/hello HTTP/1.1\r\nHost: {host}\r\n"

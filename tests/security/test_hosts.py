@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.served import ADMIN_TOKEN, Served, slug
+from tests.scene.coordinator import ADMIN_TOKEN, Served, slug
 
 
 @pytest.fixture

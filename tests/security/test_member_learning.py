@@ -13,8 +13,8 @@ from schemas.messages.updates import UpdateManifest
 from schemas.peers import member_claims
 from schemas.wire.envelope import pack, unpack
 from schemas.wire.header import Slot
-from tests.served import Served, Silo
-from tests.taking_part import deliver, join, plan, put, running, show, url, values, wait_for, weights
+from tests.scene.coordinator import Served, Silo
+from tests.scene.rounds import deliver, join, plan, put, running, show, url, values, wait_for, weights
 
 MOSAIC = {"name": "fedmosaic"}
 GUESS = np.array([1, 0.2, 0.1, 0.3], np.float32)

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from tests.served import Served, Silo
-from tests.taking_part import deliver, join, plan, running, scored, send_scores, url, values, wait_for
+from tests.scene.coordinator import Served, Silo
+from tests.scene.rounds import deliver, join, plan, running, scored, send_scores, url, values, wait_for
 
 TRUE = [0.91, 0.42, 0.77, 0.13, 0.66]
 MOSAIC = plan(rounds={"total": 8}) | {"strategy": {"name": "fedmosaic"}}

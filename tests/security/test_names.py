@@ -11,8 +11,8 @@ from sqlalchemy import update
 from coordinator.cli.output import text
 from coordinator.db.tables.federations import ClientRow, FederationRow
 from tests.coordinator.cli.test_operator import Operator
-from tests.served import Served
-from tests.taking_part import join, running
+from tests.scene.coordinator import Served
+from tests.scene.rounds import join, running
 
 RAW = "clinic\u202e\x9b2J"
 

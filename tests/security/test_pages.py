@@ -11,7 +11,7 @@ import pytest
 from pydantic import ValidationError
 
 from coordinator.settings import Settings
-from tests.served import Served
+from tests.scene.coordinator import Served
 
 
 @pytest.mark.parametrize("path", ["/", "/docs"])

@@ -12,7 +12,7 @@ from client_agent.errors import SettingsUnusable
 from client_agent.settings import read_settings
 from coordinator import cli
 from schemas.identity.plain_http import is_exposed
-from tests.served import ADMIN_TOKEN
+from tests.scene.coordinator import ADMIN_TOKEN
 
 REMOTE = "http://192.0.2.1:1"
 

@@ -11,9 +11,9 @@ import pytest
 from coordinator.auth.nonces import MAX_READS_PER_KEY, ReadNonces
 from coordinator.errors import RequestReplayed
 from schemas.identity.signed_requests import ACCEPTED_SECONDS
-from tests.served import Served, Silo
-from tests.signed import send, signed
-from tests.taking_part import PLAN, one_round, running, scored, try_join, url
+from tests.scene.coordinator import Served, Silo
+from tests.scene.rounds import PLAN, one_round, running, scored, try_join, url
+from tests.scene.signed_requests import send, signed
 
 JSON = {"Content-Type": "application/json"}
 

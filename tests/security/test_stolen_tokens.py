@@ -9,8 +9,8 @@ import httpx
 import pytest
 
 from tests.coordinator.auth.provider import CLIENT, NONCE, REDIRECT, VERIFIER, Provider, running_provider
-from tests.served import Served, slug
-from tests.waiting import wait_until
+from tests.scene.coordinator import Served, slug
+from tests.scene.waiting import wait_until
 
 Serve = Callable[..., Served]
 PLAN = {"name": "later", "strategy": {"name": "fedavg"}}

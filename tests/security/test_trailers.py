@@ -9,7 +9,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from coordinator.http.limits.connections import FIELDS_LIMIT, HEAD_LIMIT
-from tests.served import Served, enrolment
+from tests.scene.coordinator import Served, enrolment
 
 
 def post(served: Served, body: bytes, trailer: bytes) -> int:

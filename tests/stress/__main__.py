@@ -24,7 +24,7 @@ from rich.table import Table
 
 from coordinator.db import migrate
 from coordinator.db.engine import Database
-from tests.postgres_server import PostgresServer
+from tests.scene.postgres_server import PostgresServer
 from tests.stress import kills, programs, real_agents, replicas
 from tests.stress.one_hot import Trial, check, taking_part, wait_for_the_end
 from tests.stress.processes import Coordinator

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.served import Served
+from tests.scene.coordinator import Served
 
 _ANSWERED = re.compile(r"^tessera_request_seconds_count\{.*\} (\S+)$", re.MULTILINE)
 

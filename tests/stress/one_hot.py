@@ -20,9 +20,9 @@ from client_agent.transport.request_signing import SignedRequests
 from schemas.identity.keys import name_of
 from schemas.maths.adapter import Layout
 from schemas.wire.digests import digest_of
-from tests.served import ADMIN_TOKEN, Silo, enrolment, slug
+from tests.scene.coordinator import ADMIN_TOKEN, Silo, enrolment, slug
+from tests.scene.rounds import tensors_of, update_body, upload_headers, url
 from tests.stress.stored import check_stored
-from tests.taking_part import tensors_of, update_body, upload_headers, url
 
 PATIENCE_SECONDS = 120.0
 

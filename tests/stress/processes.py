@@ -17,7 +17,7 @@ import httpx
 import psutil
 
 from coordinator.observability.fault_points import VARIABLE, Place
-from tests.served import ADMIN_TOKEN, SIGNING_KEY
+from tests.scene.coordinator import ADMIN_TOKEN, SIGNING_KEY
 
 READY_SECONDS = 60.0
 _FIRST_PORT, _END_PORT = 10_000, 32_768

@@ -12,11 +12,11 @@ import httpx
 
 from schemas.wire.digests import digest_of
 from tests.scenarios.agents import AgentProcess, prepare_agent
-from tests.served import ADMIN_TOKEN
+from tests.scene.coordinator import ADMIN_TOKEN
+from tests.scene.waiting import wait_until
 from tests.stress.front import front
 from tests.stress.processes import Coordinator
 from tests.stress.stored import Published, published_in, values_of
-from tests.waiting import wait_until
 
 SILOS = {"aster": "S", "birch": "S", "cedar": "L", "delta": "L", "elder": "S", "fjord": "S"}
 LEASE_SECONDS = 2.0

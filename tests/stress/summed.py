@@ -21,10 +21,10 @@ from schemas.secure_sum.encoding import Modulus, most
 from schemas.secure_sum.segments import values_digest
 from schemas.wire.digests import digest_of
 from tests.coordinator.secure_sum.members import MASKED, UNMASK, SumClient, roster_of
-from tests.served import ADMIN_TOKEN, Silo, slug
+from tests.scene.coordinator import ADMIN_TOKEN, Silo, slug
+from tests.scene.rounds import tensors_of, url
 from tests.stress.one_hot import PATIENCE_SECONDS, enrol, insist
 from tests.stress.stored import check_sums
-from tests.taking_part import tensors_of, url
 
 _ABANDONED = "sum-out-of-range"
 

@@ -13,7 +13,7 @@ from studies.results import CellResult, ClientResult, cells_of
 from studies.run_cell import run_cell
 from studies.study import Study
 from studies.worker_context import WorkerContext
-from tests.served import ADMIN_TOKEN, Served
+from tests.scene.coordinator import ADMIN_TOKEN, Served
 from tests.studies.instruction_rows import KEYWORDS, study
 
 METHODS = ["local_lora", "fedit_local", "fed_vemoe"]

@@ -22,7 +22,7 @@ from studies.results import CellResult, cells_of
 from studies.run_cell import run_cell
 from studies.study import Study
 from studies.worker_context import WorkerContext
-from tests.served import ADMIN_TOKEN, Served
+from tests.scene.coordinator import ADMIN_TOKEN, Served
 from tests.studies.studies import silo_table, study
 
 STUDY = """

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
-from tests.served import ADMIN_TOKEN, Served
+from tests.scene.coordinator import ADMIN_TOKEN, Served
 from tests.system.programs import program
 
 # What Chromium would fetch by itself has no place here; as root it needs to be told that no sandbox is meant.

@@ -9,9 +9,9 @@ from sqlalchemy import update
 from coordinator.db.tables.federations import FederationRow
 from tests.coordinator.alignment.test_alignment import OTHER
 from tests.coordinator.alignment.test_transfer_test import figures, with_packs
-from tests.served import Served
+from tests.scene.coordinator import Served
+from tests.scene.rounds import deliver, one_round, plan, running, scored, url, values
 from tests.system.conftest import enter
-from tests.taking_part import deliver, one_round, plan, running, scored, url, values
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(120)]
 

@@ -11,10 +11,10 @@ from playwright.sync_api import Page, Route, expect
 
 from schemas.messages.federations import ALL_ROLES
 from tests.coordinator.auth.provider import CLIENT, running_provider
-from tests.served import Served
+from tests.scene.coordinator import Served
+from tests.scene.rounds import one_round, plan, running
+from tests.scene.waiting import wait_until
 from tests.system.conftest import enter
-from tests.taking_part import one_round, plan, running
-from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(120)]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.served import Served, Silo
+from tests.scene.coordinator import Served, Silo
+from tests.scene.rounds import one_round, plan, running, scored, send_scores
 from tests.system.conftest import enter
-from tests.taking_part import one_round, plan, running, scored, send_scores
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(120)]
 

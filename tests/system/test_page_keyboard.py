@@ -7,7 +7,7 @@ import json
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.served import Served
+from tests.scene.coordinator import Served
 from tests.system.conftest import enter
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]

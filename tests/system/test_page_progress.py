@@ -7,9 +7,9 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.served import Served, Silo
+from tests.scene.coordinator import Served, Silo
+from tests.scene.rounds import deliver, join, running, url, values, wait_for
 from tests.system.conftest import enter
-from tests.taking_part import deliver, join, running, url, values, wait_for
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
 

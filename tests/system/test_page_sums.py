@@ -7,9 +7,9 @@ from playwright.sync_api import Page, expect
 
 from tests.coordinator.experts.stored_bank import PLAN, store_bank
 from tests.coordinator.secure_sum.sums_in_clear import sum_up, summed
-from tests.served import Served
+from tests.scene.coordinator import Served
+from tests.scene.rounds import running
 from tests.system.conftest import enter
-from tests.taking_part import running
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(120)]
 

@@ -9,9 +9,8 @@ from playwright.sync_api import Page, Route, expect
 
 from tests.coordinator.aggregation.test_ranks import adapter
 from tests.coordinator.aggregation.test_ranks import running as clients_of_ranks
-from tests.served import ADMIN_TOKEN, Served, Silo
-from tests.system.conftest import enter
-from tests.taking_part import (
+from tests.scene.coordinator import ADMIN_TOKEN, Served, Silo
+from tests.scene.rounds import (
     deliver,
     join,
     one_round,
@@ -23,6 +22,7 @@ from tests.taking_part import (
     url,
     values,
 )
+from tests.system.conftest import enter
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(120)]
 

@@ -25,10 +25,10 @@ from client_agent.transport.responses import NoOpenRound
 from schemas.identity.signed_requests import Target, sign
 from schemas.messages.enrolment import Profile
 from tests.scenarios.agents import tessera
-from tests.served import ADMIN_TOKEN, PROFILE, Served
+from tests.scene.coordinator import ADMIN_TOKEN, PROFILE, Served
+from tests.scene.waiting import wait_until
 from tests.stress.processes import free_port
 from tests.system.programs import program
-from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(120)]
 

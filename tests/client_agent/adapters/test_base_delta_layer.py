@@ -20,7 +20,7 @@ from client_agent.model.loading import BaseModel
 from client_agent.rounds.strategy import load_strategy
 from schemas.maths.factors import Factors
 from schemas.messages.federations import AdapterPlan, TrainingPlan
-from tests.local_training import train_examples
+from tests.scene.local_training import train_examples
 
 PLAN = AdapterPlan(kind="lora", rank=4, roles=("q", "v", "down"), scale=1.5)
 IDS = torch.tensor([[1, 5, 9, 14, 7, 22, 30, 6, 11]])

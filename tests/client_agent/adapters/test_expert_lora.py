@@ -19,7 +19,7 @@ from client_agent.model.loading import BaseModel
 from schemas.maths.bank import bank_tensors, expert_tensors
 from schemas.maths.start import from_start
 from schemas.messages.federations import AdapterPlan, TrainingPlan
-from tests.local_training import train_examples
+from tests.scene.local_training import train_examples
 
 PLAN = AdapterPlan(kind="lora", rank=3, scale=0.5, roles=("q", "k", "v", "down"))
 TRAINING = TrainingPlan(steps=2, batch_size=4, max_length=64)

@@ -18,7 +18,7 @@ from client_agent.model.examples import Example
 from client_agent.model.loading import BaseModel
 from schemas.maths.bank import expert_tensors
 from schemas.messages.federations import AdapterPlan, TrainingPlan
-from tests.local_training import train_examples
+from tests.scene.local_training import train_examples
 
 PLAN = AdapterPlan(rank=4, blocks=2, scale=1.5, roles=("q", "v", "down"))
 IDS = torch.tensor([[1, 5, 9, 14, 7, 22], [1, 8, 30, 6, 11, 2]])

@@ -23,7 +23,7 @@ from client_agent.model.loading import BaseModel
 from schemas.maths.factors import Factors
 from schemas.messages.federations import AdapterPlan, TrainingPlan
 from tests.client_agent.model.architecture_table import logits_of
-from tests.local_training import train_examples
+from tests.scene.local_training import train_examples
 
 RS = AdapterPlan(kind="lora", rank=9, scale=0.5, roles=("q", "v", "down"), rslora=True)
 SAME = AdapterPlan(kind="lora", rank=9, scale=1.5, roles=("q", "v", "down"))  # 0.5 sqrt(9)

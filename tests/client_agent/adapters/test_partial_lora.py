@@ -16,7 +16,7 @@ from client_agent.model.loading import BaseModel
 from client_agent.rounds.strategy import load_strategy
 from schemas.maths.adapter import factor_of
 from schemas.messages.federations import AdapterPlan, TrainingPlan
-from tests.local_training import train_examples
+from tests.scene.local_training import train_examples
 
 PLAN = AdapterPlan(kind="lora", rank=4, roles=("q", "down"))
 TRAINING = TrainingPlan(steps=2, batch_size=4, max_length=64)

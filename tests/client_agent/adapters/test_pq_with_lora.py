@@ -18,7 +18,7 @@ from client_agent.model.loading import BaseModel
 from client_agent.model.tokens import collate, encode, pad_id
 from schemas.maths.adapter import block_modules, lora_layout, pq_layout
 from schemas.messages.federations import ALL_ROLES, AdapterPlan, TrainingPlan
-from tests.local_training import train_examples
+from tests.scene.local_training import train_examples
 
 BOTH = AdapterPlan(rank=8, blocks=2, scale=1.5, same_architecture_rank=3, private_rank=2)
 SHARED = BOTH.model_copy(update={"private_rank": 0})

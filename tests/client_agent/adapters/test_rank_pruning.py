@@ -15,7 +15,7 @@ from client_agent.model.examples import Example
 from client_agent.model.loading import BaseModel
 from client_agent.strategies.het_lora import Pruning
 from schemas.messages.federations import AdapterPlan, TrainingPlan
-from tests.local_training import train_examples
+from tests.scene.local_training import train_examples
 
 PLAN = AdapterPlan(kind="lora", rank=4, roles=("q", "down"))
 PRUNING = Pruning(least=1, decay=0.6, strength=0.0)  # 4 -> 2

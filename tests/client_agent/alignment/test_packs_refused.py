@@ -10,7 +10,7 @@ import pytest
 from client_agent.alignment.pack_delivery import redeliver_pack
 from client_agent.errors import CoordinatorRefused, PackRefused
 from client_agent.transport.client import CoordinatorApi
-from tests.served import Served
+from tests.scene.coordinator import Served
 
 
 def test_revoked_client_is_refused_by_its_key(

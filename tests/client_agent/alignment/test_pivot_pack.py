@@ -25,7 +25,7 @@ from tests.client_agent.alignment.test_fit_packs import anchors_for
 from tests.client_agent.conftest import config, enrolled
 from tests.client_agent.offline import Machines
 from tests.client_agent.test_status import config_beside
-from tests.served import Served
+from tests.scene.coordinator import Served
 
 ANCHORS = {"anchors": [anchor.model_dump() for anchor in anchors_for()]}
 

@@ -20,7 +20,7 @@ from coordinator.alignment import transfer_test as acceptance_route
 from tests.client_agent.rounds.test_checkpoints import tessera
 from tests.client_agent.test_daemon import config
 from tests.scenarios.agents import EXAMPLES, MODELS
-from tests.served import ADMIN_TOKEN, Served
+from tests.scene.coordinator import ADMIN_TOKEN, Served
 
 EVERY_MODULE = {f"b{block}.{role}" for block in range(4) for role in ("v", "down")}
 PIVOT, OTHER = (base_model_slug(str(MODELS[name])) for name in "SL")

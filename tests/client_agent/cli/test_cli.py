@@ -18,7 +18,7 @@ from schemas.command import application
 from tests.client_agent.test_daemon import config
 from tests.client_agent.test_status import config_beside
 from tests.scenarios.agents import TESSERA, environment, tessera
-from tests.served import Served
+from tests.scene.coordinator import Served
 
 PLAN = {
     "name": "alone",

@@ -19,7 +19,7 @@ from client_agent.training.silo import open_silo
 from schemas.wire.outputs import ROW_BYTES, Outputs, mixed
 from tests.client_agent.conftest import config, enrolled, next_brief
 from tests.scenarios.agents import EXAMPLES, MODELS
-from tests.served import Served
+from tests.scene.coordinator import Served
 
 ANCHORS = [
     {"id": str(place), "prompt": f"CIPHER {word}=", "answer": word}

@@ -23,7 +23,7 @@ from tests.client_agent.experts.routed_bank import (
     noise,
     with_router,
 )
-from tests.local_training import train_examples
+from tests.scene.local_training import train_examples
 
 
 def test_router_weighs_tokens_by_base_hidden_state(base: BaseModel) -> None:

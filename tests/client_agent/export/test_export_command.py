@@ -29,7 +29,7 @@ from tests.client_agent.conftest import config
 from tests.client_agent.rounds.test_ca_pfl_rounds import Pair
 from tests.client_agent.test_daemon import limited_sleep
 from tests.scenarios.agents import MODELS
-from tests.served import Served
+from tests.scene.coordinator import Served
 
 IDS = torch.arange(10, 30)[None]  # (1, t)
 PLAN: dict[str, Any] = {

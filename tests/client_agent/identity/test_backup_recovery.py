@@ -40,7 +40,7 @@ from schemas.identity.documents import hash_of
 from schemas.messages.rounds import RoundBrief
 from tests.client_agent.conftest import next_brief
 from tests.client_agent.test_daemon import alone_plan, limited_sleep
-from tests.served import Served
+from tests.scene.coordinator import Served
 
 pytestmark = pytest.mark.slow
 Serve, Enrolled = Callable[..., Served], Callable[..., Participant]

@@ -16,8 +16,8 @@ from client_agent.identity.membership import encode_pem, enrol, read_key, set_as
 from client_agent.storage.round_folder import SCORES_SENT, WEIGHTS, RoundFolders
 from client_agent.transport.client import CoordinatorApi
 from schemas.messages.enrolment import Profile
-from tests.served import PROFILE, Served
-from tests.taking_part import PLAN
+from tests.scene.coordinator import PROFILE, Served
+from tests.scene.rounds import PLAN
 
 AGENT = Profile.model_validate(PROFILE)
 

@@ -17,7 +17,7 @@ from client_agent.identity.membership import enrol, read_key
 from client_agent.transport.client import CoordinatorApi
 from schemas.identity.enrolment_token import read
 from schemas.messages.enrolment import Profile
-from tests.served import PROFILE, Served
+from tests.scene.coordinator import PROFILE, Served
 
 Serve = Callable[..., Served]
 AGENT = Profile.model_validate(PROFILE)

@@ -27,7 +27,7 @@ from schemas.messages.enrolment import Profile
 from tests.client_agent.commands import tessera
 from tests.client_agent.test_daemon import config, limited_sleep
 from tests.coordinator.enrolment.test_key_rotation import let_expire
-from tests.served import Served
+from tests.scene.coordinator import Served
 
 Connect = Callable[[Ed25519PrivateKey], AbstractContextManager[CoordinatorApi]]
 

@@ -20,8 +20,8 @@ from schemas.identity.keys import decode
 from schemas.messages.federations import ScoresPlan
 from schemas.messages.rounds import FinishedBrief, RoundBrief
 from schemas.wire.digests import digest_of
-from tests.served import SIGNING_KEY, Served, Silo
-from tests.taking_part import one_round, plan, running
+from tests.scene.coordinator import SIGNING_KEY, Served, Silo
+from tests.scene.rounds import one_round, plan, running
 
 Document = dict[str, Any]
 COORDINATOR = ServerKey(decode(SIGNING_KEY))

@@ -22,8 +22,8 @@ from schemas.identity.keys import name_of
 from schemas.messages.enrolment import Profile
 from schemas.messages.rounds import RoundManifest
 from tests.coordinator.enrolment.test_key_rotation import rotation
-from tests.served import PROFILE, Served, Silo
-from tests.taking_part import PLAN
+from tests.scene.coordinator import PROFILE, Served, Silo
+from tests.scene.rounds import PLAN
 
 Change = Callable[[list[dict[str, Any]]], object]
 AGENT = Profile.model_validate(PROFILE)

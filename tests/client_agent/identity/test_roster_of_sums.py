@@ -11,7 +11,7 @@ from client_agent.identity.roster import ROSTER, Roster
 from client_agent.rounds.participant import Participant
 from schemas.identity.documents import hash_of
 from schemas.messages.rounds import SignedDocument
-from tests.served import Served
+from tests.scene.coordinator import Served
 
 Enrolled = Callable[..., Participant]
 PLAN = {

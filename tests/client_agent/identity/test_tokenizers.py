@@ -22,7 +22,7 @@ from client_agent.transport.client import CoordinatorApi
 from schemas.messages.enrolment import Profile, TokenizerDigests
 from tests.client_agent.conftest import checked, config
 from tests.scenarios.agents import MODELS
-from tests.served import Served
+from tests.scene.coordinator import Served
 
 CHAT = [{"role": "user", "content": "rev ab="}, {"role": "assistant", "content": "ba"}]
 TEMPLATE = "{% for m in messages %}{{ m.role }}={{ m.content }}{% if m.role == 'assistant' %}<eos>{% endif %}"

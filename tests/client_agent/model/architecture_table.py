@@ -25,7 +25,7 @@ from client_agent.model.named_parts import require_named
 from schemas.messages.federations import AdapterPlan, TrainingPlan
 from tests.client_agent.conftest import character_tokenizer
 from tests.client_agent.model.tiny_configs import MODEL_TYPES, UNBUILT, tiny_config, tiny_model
-from tests.local_training import train_examples
+from tests.scene.local_training import train_examples
 
 TABLE = Path(__file__).parents[3] / "docs" / "generate" / "architectures.json"
 ADAPTER = AdapterPlan(kind="lora", rank=2)

@@ -26,7 +26,7 @@ from client_agent.sketches.gradient import sketch_of
 from schemas.maths.adapter import block_modules, lora_layout, pq_layout
 from schemas.messages.alignment import Anchor
 from schemas.messages.federations import AdapterPlan, Role, SignaturePlan, TrainingPlan
-from tests.local_training import train_examples
+from tests.scene.local_training import train_examples
 
 PLAN = AdapterPlan(rank=8, blocks=2, scale=1.5)
 FUSED = ("phi3", "gpt_neox", "gpt2")

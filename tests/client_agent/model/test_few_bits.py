@@ -32,7 +32,7 @@ from schemas.messages.federations import AdapterPlan, AlignmentPlan, SignaturePl
 from tests.client_agent.conftest import enrolled
 from tests.client_agent.test_daemon import config, limited_sleep
 from tests.scenarios.agents import EXAMPLES, MODELS
-from tests.served import Served
+from tests.scene.coordinator import Served
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 

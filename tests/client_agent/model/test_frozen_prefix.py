@@ -27,7 +27,7 @@ from client_agent.storage.prefix_store import PrefixStore
 from client_agent.training.checkpoint import TrainingCheckpoint
 from client_agent.training.evaluate import mean_loss
 from schemas.messages.federations import AdapterPlan, TrainingPlan
-from tests.local_training import train_examples
+from tests.scene.local_training import train_examples
 
 LAST_TWO = AdapterPlan(kind="lora", rank=4, layers=2)
 PLAN = TrainingPlan(steps=6, batch_size=4, max_length=64, learning_rate=0.02)

@@ -18,7 +18,7 @@ from schemas.messages.federations import ALL_ROLES
 from tests.client_agent.conftest import character_tokenizer
 from tests.client_agent.model.architecture_table import ADAPTER, EXAMPLES, TRAINING, logits_of
 from tests.client_agent.model.tiny_configs import tiny_model
-from tests.local_training import train_examples
+from tests.scene.local_training import train_examples
 
 CPU = torch.device("cpu")
 ATTENTION = ("q", "k", "v", "o")

@@ -24,7 +24,7 @@ from tests.client_agent.rounds.test_encode_update import (
     reference_of,
     trained,
 )
-from tests.served import Served
+from tests.scene.coordinator import Served
 
 OWN = {"reference": "own_last", "density": 0.5, "values": "int8"}
 

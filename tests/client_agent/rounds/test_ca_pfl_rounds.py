@@ -39,7 +39,7 @@ from schemas.messages.rounds import RoundBrief
 from tests.client_agent.conftest import enrolled, next_brief
 from tests.client_agent.rounds.test_encode_update import Killed, difference, kept, layout_of, trained
 from tests.client_agent.test_daemon import QUICK
-from tests.served import Served
+from tests.scene.coordinator import Served
 
 Arrays = dict[str, NDArray[np.float32]]
 RECIPE = {"reference": "served", "density": 0.9, "values": "int8"}

@@ -31,7 +31,7 @@ from schemas.wire.header import DENSE, Slot
 from tests.client_agent.commands import tessera
 from tests.client_agent.conftest import enrolled, save_model
 from tests.client_agent.test_daemon import config, limited_sleep
-from tests.served import Served
+from tests.scene.coordinator import Served
 
 STEPS = {"steps": 3, "max_length": 64, "learning_rate": 0.01}
 RANKS = {"rank": 8, "roles": ["v", "down"]}

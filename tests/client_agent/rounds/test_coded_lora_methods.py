@@ -25,8 +25,8 @@ from schemas.wire.digests import digest_of
 from tests.client_agent.rounds.test_byte_budget import octets
 from tests.client_agent.rounds.test_ca_pfl_rounds import Pair
 from tests.client_agent.rounds.test_encode_update import Arrays, kept, layout_of, opened, receipt, trained
-from tests.served import Served
-from tests.taking_part import tensors_of
+from tests.scene.coordinator import Served
+from tests.scene.rounds import tensors_of
 
 pytestmark = pytest.mark.slow
 

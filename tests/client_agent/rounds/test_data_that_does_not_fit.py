@@ -17,7 +17,7 @@ from client_agent.settings import read_settings
 from client_agent.storage.round_folder import WEIGHTS
 from client_agent.training.silo import Silo, open_silo
 from tests.client_agent.conftest import config, next_brief
-from tests.served import Served
+from tests.scene.coordinator import Served
 
 
 @pytest.mark.parametrize("name", ["train", "validation", "test"])

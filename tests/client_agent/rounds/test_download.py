@@ -16,7 +16,7 @@ from client_agent.transport.client import CoordinatorApi
 from schemas.wire.digests import digest_of, to_field
 from schemas.wire.envelope import slots, unpack
 from tests.client_agent.rounds.test_encode_update import LORA, PQ, SERVED, Scene
-from tests.served import Served
+from tests.scene.coordinator import Served
 
 Enrolled = Callable[..., Participant]
 

@@ -46,8 +46,8 @@ from schemas.wire.header import Slot
 from schemas.wire.streams import decode, stream_slots
 from tests.client_agent.conftest import next_brief
 from tests.client_agent.test_daemon import alone_plan
-from tests.served import Served
-from tests.taking_part import join, layout_for, put, tensors_of, update_body, wait_for
+from tests.scene.coordinator import Served
+from tests.scene.rounds import join, layout_for, put, tensors_of, update_body, wait_for
 
 Enrolled = Callable[..., Participant]
 Arrays = dict[str, NDArray[np.float32]]

@@ -21,8 +21,8 @@ from tests.client_agent.rounds.test_encode_update import (
     layout_of,
     trained,
 )
-from tests.served import Served
-from tests.taking_part import join, wait_for
+from tests.scene.coordinator import Served
+from tests.scene.rounds import join, wait_for
 
 
 def test_residual_of_a_round_is_sent_in_next(

@@ -18,7 +18,7 @@ from schemas.messages.federations import FederationPlan
 from schemas.peers import member_claims
 from tests.client_agent.conftest import checked, config, next_brief
 from tests.client_agent.test_daemon import alone_plan
-from tests.served import Served
+from tests.scene.coordinator import Served
 
 
 @pytest.mark.parametrize(("plan", "ours", "joins"), [(1, 1, True), (1, 2, False), (2, 2, True), (3, 2, True)])

@@ -15,7 +15,7 @@ from client_agent.rounds.participant import Participant
 from client_agent.storage.round_folder import CLOSED
 from tests.client_agent.identity.test_backup_recovery import Scene
 from tests.client_agent.test_daemon import limited_sleep
-from tests.served import Served
+from tests.scene.coordinator import Served
 
 
 @pytest.fixture

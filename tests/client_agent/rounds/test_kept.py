@@ -32,8 +32,8 @@ from client_agent.training.silo import Silo
 from schemas.messages.federations import AdapterPlan, FederationPlan, ScoresPlan, TrainingPlan
 from schemas.messages.scores import LOSS, Score
 from tests.client_agent.test_daemon import QUICK, alone_plan, limited_sleep
-from tests.local_training import train_one_round
-from tests.served import Served
+from tests.scene.coordinator import Served
+from tests.scene.local_training import train_one_round
 
 ADAPTER = AdapterPlan(kind="lora", rank=4, roles=["v", "down"])
 PLAN = TrainingPlan(steps=2, batch_size=4, max_length=64, learning_rate=0.01)

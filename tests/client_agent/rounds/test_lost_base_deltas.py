@@ -36,7 +36,7 @@ from schemas.wire.digests import digest_of
 from tests.client_agent.rounds.test_ca_pfl_rounds import Pair
 from tests.client_agent.rounds.test_encode_update import layout_of
 from tests.client_agent.test_daemon import limited_sleep
-from tests.served import Served
+from tests.scene.coordinator import Served
 
 PLAN: dict[str, Any] = {
     "adapter": {"kind": "lora", "rank": 2, "scale": 4.0, "roles": ["q", "v"]},

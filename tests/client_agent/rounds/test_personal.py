@@ -30,8 +30,8 @@ from schemas.messages.federations import AdapterPlan, ScoresPlan, TrainingPlan
 from schemas.wire.envelope import unpack
 from schemas.wire.header import DENSE, Slot
 from tests.client_agent.test_daemon import alone_plan, limited_sleep
-from tests.local_training import train_one_round
-from tests.served import Served
+from tests.scene.coordinator import Served
+from tests.scene.local_training import train_one_round
 
 LORA = AdapterPlan(kind="lora", rank=4, roles=["v", "down"])
 PLAN = TrainingPlan(steps=4, batch_size=4, max_length=64, learning_rate=0.01, weight_decay=0.0)

@@ -18,7 +18,7 @@ from client_agent.training.silo import Silo
 from schemas.messages.sketches import SignaturePlan
 from tests.client_agent.conftest import next_brief
 from tests.client_agent.test_daemon import alone_plan, limited_sleep
-from tests.served import Served
+from tests.scene.coordinator import Served
 
 LORA = {"strategy": {"name": "fedavg"}, "adapter": {"kind": "lora", "rank": 4, "roles": ["v"]}}
 DP = {"epsilon": 8.0, "releases": 2, "minimum_sample": 12}

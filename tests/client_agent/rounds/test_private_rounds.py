@@ -26,7 +26,7 @@ from schemas.messages.federations import FederationPlan, SignatureDpPlan, Signat
 from schemas.messages.rounds import RoundBrief
 from tests.client_agent.conftest import checked, config, next_brief
 from tests.client_agent.test_daemon import alone_plan, limited_sleep
-from tests.served import Served
+from tests.scene.coordinator import Served
 
 Enrolled = Callable[..., Participant]
 DP = {"epsilon": 2.0, "releases": 2, "minimum_sample": 12}

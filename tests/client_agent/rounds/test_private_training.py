@@ -33,7 +33,7 @@ from schemas.messages.federations import FederationPlan
 from tests.client_agent.conftest import checked, config, next_brief
 from tests.client_agent.rounds.test_private_rounds import DP, Killed, run_until_killed
 from tests.client_agent.test_daemon import QUICK, alone_plan, limited_sleep
-from tests.served import Served
+from tests.scene.coordinator import Served
 
 Enrolled = Callable[..., Participant]
 LORA = {"kind": "lora", "rank": 2, "roles": ["v"]}

@@ -11,7 +11,7 @@ import pytest
 from client_agent.rounds.progress_report import ProgressReports
 from client_agent.training.loop import Step
 from schemas.messages.progress import Progress
-from tests.waiting import wait_until
+from tests.scene.waiting import wait_until
 
 STEP = Step(number=2, total=4, loss=1.5, tokens=200, seconds=4.0)
 

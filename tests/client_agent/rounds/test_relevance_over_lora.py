@@ -18,7 +18,7 @@ from client_agent.storage.round_folder import TRAINED, WEIGHTS
 from client_agent.training.silo import open_silo
 from schemas.messages.recommendations import recommended
 from tests.client_agent.conftest import config, enrolled
-from tests.served import Served
+from tests.scene.coordinator import Served
 
 NAMES = ("aster", "birch")
 

@@ -20,7 +20,7 @@ from client_agent.training.checkpoint import TrainingCheckpoint
 from client_agent.training.data import SiloData
 from client_agent.training.silo import Silo
 from schemas.messages.federations import AdapterPlan, TrainingPlan
-from tests.local_training import train_one_round
+from tests.scene.local_training import train_one_round
 
 PLAN = TrainingPlan(steps=5, batch_size=4, max_length=64, learning_rate=0.01)
 LORA = AdapterPlan(kind="lora", rank=4)

@@ -16,8 +16,8 @@ import pytest
 from client_agent.rounds.training_result import TrainingResult
 from client_agent.storage.round_folder import PARTIAL, TRAINED
 from tests.scenarios.agents import TESSERA, AgentProcess, environment, prepare_agent
-from tests.served import Served
-from tests.waiting import wait_until
+from tests.scene.coordinator import Served
+from tests.scene.waiting import wait_until
 
 PLAN: dict[str, Any] = {
     "strategy": {"name": "fedavg"},

@@ -20,8 +20,8 @@ from schemas.messages.federations import FederationPlan
 from schemas.messages.rounds import RoundCounts, RoundSummary
 from tests.client_agent.conftest import config
 from tests.client_agent.test_daemon import alone_plan
-from tests.served import Served
-from tests.waiting import wait_until
+from tests.scene.coordinator import Served
+from tests.scene.waiting import wait_until
 
 PLAN = FederationPlan.model_validate(
     {"name": "x", "strategy": {"name": "fedavg"}, "rounds": {"total": 2, "min_clients": 2}}

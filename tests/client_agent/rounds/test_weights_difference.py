@@ -19,8 +19,8 @@ from client_agent.transport.client import CoordinatorApi
 from schemas.messages.rounds import FinishedBrief
 from schemas.wire.digests import digest_of, to_field
 from tests.client_agent.rounds.test_encode_update import LORA, PQ, SERVED, Killed, Scene
-from tests.served import Served
-from tests.waiting import wait_until
+from tests.scene.coordinator import Served
+from tests.scene.waiting import wait_until
 
 Enrolled = Callable[..., Participant]
 INT8 = {"weights_recipe": "int8"}

@@ -15,7 +15,7 @@ from coordinator.db.tables.federations import FederationRow
 from coordinator.federations import store
 from schemas.maths.adapter import pq_layout
 from tests.client_agent.rounds.test_relevance_over_lora import NAMES, take_part
-from tests.served import Served
+from tests.scene.coordinator import Served
 
 ADAPTER = {"rank": 4, "blocks": 2, "roles": ["v", "down"]}
 MODULES = ("b0.v", "b0.down", "b1.v", "b1.down")

@@ -27,7 +27,7 @@ from schemas.messages.federations import FederationPlan
 from schemas.messages.rounds import RoundBrief
 from schemas.secure_sum.segments import segments_of
 from tests.conftest import ask
-from tests.served import Served
+from tests.scene.coordinator import Served
 
 PLAN: dict[str, Any] = {
     "strategy": {"name": "fedavg"},

@@ -21,8 +21,8 @@ from schemas.messages.rounds import RoundBrief
 from schemas.secure_sum.encoding import most
 from tests.client_agent.secure_sum.summed_agents import Agent, Agents, agents_of, plan
 from tests.client_agent.secure_sum.wires import Exchange, Killed, Wire
-from tests.served import Served
-from tests.taking_part import wait_for
+from tests.scene.coordinator import Served
+from tests.scene.rounds import wait_for
 
 CLIENTS = 5
 TOLERANCE = 2e-5  # changes of up to two steps of 0.01, and weights, both rounded to 2^-15

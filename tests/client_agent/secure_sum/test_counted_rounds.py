@@ -17,8 +17,8 @@ from schemas.messages.sum_counts import SumCounts
 from schemas.secure_sum.segments import segments_of
 from schemas.strategies.averages import FedAvgOptions
 from tests.client_agent.secure_sum.summed_agents import Agent, agents_of, plan, total_of
-from tests.served import Served
-from tests.taking_part import wait_for
+from tests.scene.coordinator import Served
+from tests.scene.rounds import wait_for
 
 GROUPS = ("x0", "reject")
 

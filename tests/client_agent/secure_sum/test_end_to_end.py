@@ -34,10 +34,10 @@ from tests.client_agent.secure_sum.summed_agents import Agent, Agents, agents_of
 from tests.client_agent.secure_sum.wires import Exchange, Killed, Wire
 from tests.conftest import ask
 from tests.coordinator.secure_sum.test_stolen_sums import Thief, _values, thief_at_every_commit
+from tests.scene.coordinator import Served
+from tests.scene.rounds import wait_for
 from tests.secure_sum.scene import shares_in
-from tests.served import Served
 from tests.stress.processes import free_port
-from tests.taking_part import wait_for
 
 AGENTS, LOST_BEFORE_MASKED, LOST_BEFORE_CONFIRM = 7, "silo-2", "silo-5"
 

@@ -17,8 +17,8 @@ from client_agent.training.silo import Silo
 from schemas.messages.rounds import RoundBrief
 from tests.client_agent.secure_sum.summed_agents import Agent, agents_of, plan
 from tests.client_agent.secure_sum.wires import Wire
-from tests.served import Served
-from tests.waiting import wait_until
+from tests.scene.coordinator import Served
+from tests.scene.waiting import wait_until
 
 PROGRESS = {"step": 1, "steps": 2, "tokens_per_second": 9.0, "seconds_left": 1.0}
 NUMBERS = ("loss", "perplexity", "scores", "examples")

@@ -11,8 +11,8 @@ from client_agent.privacy.accountant import epsilon_of_counted
 from client_agent.privacy.ledger import Ledger
 from client_agent.training.silo import Silo
 from tests.client_agent.secure_sum.summed_agents import agents_of, plan, total_of
-from tests.served import Served
-from tests.taking_part import wait_for
+from tests.scene.coordinator import Served
+from tests.scene.rounds import wait_for
 
 CLIENTS = 3
 

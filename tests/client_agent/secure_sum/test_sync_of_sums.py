@@ -13,8 +13,8 @@ from client_agent.training.silo import Silo
 from tests.client_agent.offline import Machines
 from tests.client_agent.secure_sum.summed_agents import agents_of, plan
 from tests.client_agent.test_status import config_beside
-from tests.served import Served
-from tests.taking_part import wait_for
+from tests.scene.coordinator import Served
+from tests.scene.rounds import wait_for
 
 
 @pytest.mark.slow

@@ -27,7 +27,7 @@ from client_agent.training.evaluate import evaluate, mean_loss, teacher_forced
 from schemas.messages.federations import AdapterPlan, ScoresPlan, TrainingPlan
 from schemas.messages.scores import Score
 from tests.client_agent.model.test_generation import TEMPLATE
-from tests.local_training import train_examples
+from tests.scene.local_training import train_examples
 
 ADAPTER = AdapterPlan(rank=8, blocks=2, private_rank=2)
 LETTERS = [Example(f"x {letter}=", letter * 2) for letter in "abcdefgh"]

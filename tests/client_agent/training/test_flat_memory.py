@@ -17,7 +17,7 @@ from client_agent.settings import Quantization
 from client_agent.sketches.gradient import sketch_of
 from client_agent.training.evaluate import evaluate
 from schemas.messages.federations import AdapterPlan, SignaturePlan, TrainingPlan
-from tests.local_training import train_examples
+from tests.scene.local_training import train_examples
 
 MIB = 2**20
 ROUNDS, WARM_UP = 50, 10

@@ -19,7 +19,7 @@ from client_agent.model.tokens import collate, pad_id
 from client_agent.settings import Quantization
 from client_agent.training.memory import step_memory
 from schemas.messages.federations import AdapterPlan, TrainingPlan
-from tests.local_training import train_examples
+from tests.scene.local_training import train_examples
 
 PLANS = {
     "pq": AdapterPlan(rank=16, blocks=4),

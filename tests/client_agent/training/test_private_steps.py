@@ -24,7 +24,7 @@ from client_agent.training.checkpoint import TrainingCheckpoint
 from client_agent.training.loop import _gradient_of_text, answer_loss, train
 from client_agent.training.private_steps import PrivateSteps
 from schemas.messages.federations import AdapterPlan, TrainingPlan
-from tests.local_training import train_examples
+from tests.scene.local_training import train_examples
 
 ADAPTER = AdapterPlan(rank=4, blocks=2)
 PLAN = TrainingPlan(steps=4, batch_size=4, max_length=64, learning_rate=0.01)

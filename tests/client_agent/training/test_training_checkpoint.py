@@ -26,7 +26,7 @@ from client_agent.training.checkpoint import TrainingCheckpoint
 from client_agent.training.loop import TrainingOutcome
 from schemas.messages.federations import AdapterPlan, TrainingPlan
 from schemas.strategies.ca_pfl import CaPflOptions
-from tests.local_training import train_examples
+from tests.scene.local_training import train_examples
 
 PLAN = TrainingPlan(steps=10, batch_size=4, max_length=64, learning_rate=0.01, accumulation=2)
 LORA = AdapterPlan(kind="lora", rank=4)

@@ -14,7 +14,7 @@ import pytest
 from client_agent.errors import CoordinatorRefused, RequestTooSlow
 from client_agent.transport.client import CoordinatorApi
 from client_agent.transport.request_signing import SignedRequests
-from tests.served import Served, Silo
+from tests.scene.coordinator import Served, Silo
 
 LATER = 1_893_456_000  # 2030-01-01T00:00:00Z
 DAY = 86_400.0

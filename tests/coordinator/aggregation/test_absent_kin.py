@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from tests.served import Served, Silo
-from tests.taking_part import deliver, join, layout_for, wait_for, weights
+from tests.scene.coordinator import Served, Silo
+from tests.scene.rounds import deliver, join, layout_for, wait_for, weights
 
 HERE, AWAY = "tiny-l-bbbbbbbbbbbb", "tiny-s-aaaaaaaaaaaa"
 FORM: dict[str, Any] = {"layers": 2, "shapes": {"q": [5, 6], "down": [4, 5]}}

@@ -15,8 +15,8 @@ from coordinator.db.tables.federations import FoldRow
 from schemas.messages.updates import FoldedWeightsManifest
 from schemas.wire.envelope import unpack
 from schemas.wire.header import Slot
-from tests.served import Served, Silo
-from tests.taking_part import join, put, update_body, url, wait_for
+from tests.scene.coordinator import Served, Silo
+from tests.scene.rounds import join, put, update_body, url, wait_for
 
 Floats = NDArray[np.float64]
 SHAPES = {"q": [5, 6], "down": [4, 5]}

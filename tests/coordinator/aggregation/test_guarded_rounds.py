@@ -9,8 +9,8 @@ import pytest
 from numpy.typing import NDArray
 
 from schemas.maths.start import first_a
-from tests.served import Served, Silo
-from tests.taking_part import deliver, join, layout_for, put, running, update_body, url, wait_for, weights
+from tests.scene.coordinator import Served, Silo
+from tests.scene.rounds import deliver, join, layout_for, put, running, update_body, url, wait_for, weights
 
 EAST, NORTH = (np.array(way, np.float32) for way in ([1.0, 0, 0, 0], [0, 1.0, 0, 0]))
 ALIKE = EAST

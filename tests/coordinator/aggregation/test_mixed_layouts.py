@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from tests.coordinator.alignment.test_alignment import OTHER, PIVOT, RANDOM_SET, body
 from tests.coordinator.alignment.test_alignment import deliver as deliver_pack
-from tests.served import Served, Silo
-from tests.taking_part import join, layout_for, put, show, update_body, wait_for, weights
+from tests.scene.coordinator import Served, Silo
+from tests.scene.rounds import join, layout_for, put, show, update_body, wait_for, weights
 
 THIRD = "tiny-m-bbbbbbbbbbbb"
 SHAPES = {"q": [5, 6]}  # of every base model: shapes alone must not decide

@@ -12,9 +12,9 @@ from coordinator.strategies.capabilities import Source
 from coordinator.strategies.opening import make
 from schemas.maths.adapter import Layout, lora_layout
 from schemas.maths.factors import Factors
-from tests.operating import Operator
-from tests.served import Served, Silo, slug
-from tests.taking_part import join, put, update_body, wait_for, weights
+from tests.scene.coordinator import Served, Silo, slug
+from tests.scene.operator import Operator
+from tests.scene.rounds import join, put, update_body, wait_for, weights
 
 SHAPES = {"q": [5, 6], "down": [4, 5]}
 PLAN: dict[str, Any] = {

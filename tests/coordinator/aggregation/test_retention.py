@@ -11,8 +11,8 @@ import pytest
 
 from coordinator.aggregation import retention
 from coordinator.storage import garbage_collection
-from tests.served import Served, Silo, slug
-from tests.taking_part import (
+from tests.scene.coordinator import Served, Silo, slug
+from tests.scene.rounds import (
     deliver,
     join,
     one_round,
@@ -25,7 +25,7 @@ from tests.taking_part import (
     wait_for,
     weights,
 )
-from tests.waiting import wait_until
+from tests.scene.waiting import wait_until
 
 Rows = Callable[[str, str], list[tuple[Any, ...]]]
 

@@ -12,7 +12,7 @@ from coordinator.strategies.averaging import aggregated
 from schemas.messages.federations import FederationPlan, StrategyPlan
 from tests.coordinator.aggregation.closed_round import Sent, close_round, plan, served
 from tests.coordinator.aggregation.test_aggregation import publish
-from tests.served import Served
+from tests.scene.coordinator import Served
 
 LORA = {"kind": "lora", "rank": 2, "roles": ["q"]}
 

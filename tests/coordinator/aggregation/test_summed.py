@@ -44,7 +44,7 @@ from tests.coordinator.aggregation.summed_round import (
     sum_round,
     unflattened,
 )
-from tests.served import PROFILE
+from tests.scene.coordinator import PROFILE
 
 MEMBERS = 5
 SUMMED = [("fedavg", "pq"), ("fedavg", "lora"), ("ffa_lora", "lora"), ("fedsa_lora", "lora")]

@@ -13,8 +13,8 @@ from schemas.messages.alignment import AlignmentManifest, random_set
 from schemas.messages.federations import AlignmentPlan
 from schemas.wire.digests import digest_of
 from schemas.wire.envelope import pack
-from tests.served import PROFILE, Served, Silo, slug
-from tests.taking_part import join, put, try_join, update_body, upload_headers, values, wait_for, weights
+from tests.scene.coordinator import PROFILE, Served, Silo, slug
+from tests.scene.rounds import join, put, try_join, update_body, upload_headers, values, wait_for, weights
 
 PIVOT, OTHER = PROFILE["base_model"], "tiny-l-aaaaaaaaaaaa"
 SET = "sha256:" + "5" * 64

@@ -6,7 +6,7 @@ import pytest
 
 from schemas.wire.digests import digest_of
 from tests.coordinator.alignment.test_alignment import ANCHORS, PIVOT, aligned, put_pack, refused
-from tests.served import Served
+from tests.scene.coordinator import Served
 
 
 def test_operators_store_anchors_before_the_start(coordinator: Served) -> None:

@@ -28,9 +28,9 @@ from tests.coordinator.alignment.test_alignment import (
     refused,
     tensors,
 )
-from tests.served import Served
-from tests.signed import request_bytes, signed
-from tests.taking_part import join, put, try_join, update_body, upload_headers, url, values, wait_for
+from tests.scene.coordinator import Served
+from tests.scene.rounds import join, put, try_join, update_body, upload_headers, url, values, wait_for
+from tests.scene.signed_requests import request_bytes, signed
 
 
 def test_a_newcomer_with_an_empty_selection_may_join(coordinator: Served) -> None:

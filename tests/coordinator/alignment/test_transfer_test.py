@@ -8,8 +8,8 @@ import pytest
 
 from tests.coordinator.alignment.test_alignment import OTHER, PIVOT, aligned, put_pack, refused
 from tests.coordinator.cli.test_operator import Operator
-from tests.served import Served
-from tests.taking_part import join, put, update_body, values, wait_for, weights
+from tests.scene.coordinator import Served
+from tests.scene.rounds import join, put, update_body, values, wait_for, weights
 
 GOOD = {"loss": [0.1, 0.2, 0.1, 0.2, 0.1], "exact_match": [0.9, 0.8, 0.9, 0.8, 0.9]}
 BAD = {"loss": [0.9, 0.8, 0.9, 0.8, 0.9], "exact_match": [0.1, 0.2, 0.1, 0.2, 0.1]}

@@ -11,8 +11,8 @@ from urllib.parse import parse_qs, urlsplit
 
 import httpx
 
+from tests.scene.waiting import wait_until
 from tests.stress.processes import free_port
-from tests.waiting import wait_until
 
 CLIENT = "tessera"
 REDIRECT = "http://127.0.0.1/"

@@ -23,7 +23,7 @@ from schemas.maths.adapter import SIGNATURE
 from schemas.messages.updates import SignatureManifest, UpdateManifest
 from schemas.wire.digests import digest_of, to_field
 from schemas.wire.envelope import MEDIA_TYPE, pack
-from tests.taking_part import values
+from tests.scene.rounds import values
 
 CLIENT: dict[str, str] = json.loads(os.environ["CASES"])
 KEY: Any = load_pem_private_key(CLIENT["key"].encode(), password=None)

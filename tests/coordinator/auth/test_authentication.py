@@ -11,7 +11,7 @@ from coordinator.auth.last_seen import LastSeenWriter
 from coordinator.db.engine import Database, database_time
 from coordinator.db.tables.federations import ClientRow, PersonToken
 from coordinator.settings import Settings
-from tests.served import Served, slug
+from tests.scene.coordinator import Served, slug
 
 
 def test_a_missing_credential_is_refused_before_the_body(coordinator: Served) -> None:

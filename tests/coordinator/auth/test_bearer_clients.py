@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.served import PROFILE, Served, slug
+from tests.scene.coordinator import PROFILE, Served, slug
 
 RETRY_KEY = "q" * 43
 BEARER = {"privacy": {"allow_bearer_clients": True}}

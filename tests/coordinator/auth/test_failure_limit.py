@@ -13,7 +13,7 @@ from sqlalchemy import select
 
 from coordinator.db.tables.identity import FailedEnrolmentRow
 from schemas.identity.enrolment_token import EnrolmentTokenText, read
-from tests.served import Served, enrolment, slug
+from tests.scene.coordinator import Served, enrolment, slug
 
 Rows = Callable[[str, str], list[tuple[Any, ...]]]
 LIMIT = 5

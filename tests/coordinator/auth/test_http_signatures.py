@@ -14,9 +14,9 @@ from sqlalchemy import text
 
 from coordinator.auth import nonces
 from schemas.wire.digests import digest_of, to_field
-from tests.served import Served, Silo, slug
-from tests.signed import request_bytes, send, signed
-from tests.taking_part import running, scored, url
+from tests.scene.coordinator import Served, Silo, slug
+from tests.scene.rounds import running, scored, url
+from tests.scene.signed_requests import request_bytes, send, signed
 
 Change = Callable[[dict[str, str]], dict[str, str]]
 

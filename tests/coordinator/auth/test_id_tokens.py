@@ -11,7 +11,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import rsa
 
 from tests.coordinator.auth.provider import CLIENT, Provider, running_provider
-from tests.served import Served, slug, start
+from tests.scene.coordinator import Served, slug, start
 
 OTHER = "another"
 

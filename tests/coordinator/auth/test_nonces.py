@@ -12,9 +12,9 @@ from coordinator.auth.nonces import MAX_REQUESTS_PER_KEY
 from coordinator.db.engine import database_time
 from coordinator.db.tables.identity import UsedNonceRow
 from schemas.identity.keys import name_of
-from tests.served import Served, slug
-from tests.signed import send, signed
-from tests.taking_part import join, running, try_join, url
+from tests.scene.coordinator import Served, slug
+from tests.scene.rounds import join, running, try_join, url
+from tests.scene.signed_requests import send, signed
 
 Rows = Callable[[str, str], list[tuple[Any, ...]]]
 

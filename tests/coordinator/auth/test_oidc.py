@@ -16,7 +16,7 @@ from coordinator.auth.revalidation import Credential, still_valid
 from coordinator.errors import SettingsUnusable
 from coordinator.settings import Settings
 from tests.coordinator.auth.provider import CLIENT, NONCE, REDIRECT, VERIFIER, Provider, running_provider
-from tests.served import Served, slug
+from tests.scene.coordinator import Served, slug
 
 Serve = Callable[..., Served]
 AUDIT = "/v1/audit"

@@ -17,8 +17,8 @@ from coordinator.auth.oidc import IdentityProvider, provider_of
 from coordinator.auth.provider_requests import ProviderDown
 from coordinator.settings import Settings
 from tests.coordinator.auth.provider import CLIENT
-from tests.trickling import trickling
-from tests.waiting import wait_until
+from tests.scene.trickling_server import trickling
+from tests.scene.waiting import wait_until
 
 METADATA = "/.well-known/openid-configuration"
 TOKEN = jwt.encode({}, "k" * 32, "HS256", headers={"kid": "any"})

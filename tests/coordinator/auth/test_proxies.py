@@ -16,7 +16,7 @@ from coordinator.addresses import SERVED
 from coordinator.app import ROUTERS
 from coordinator.settings import Settings
 from schemas.messages.enrolment import Profile
-from tests.served import PROFILE, SIGNING_KEY, Served, Silo, start
+from tests.scene.coordinator import PROFILE, SIGNING_KEY, Served, Silo, start
 
 HOST = "tessera.example.org"
 URL = f"https://{HOST}/tessera"

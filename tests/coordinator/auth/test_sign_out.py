@@ -23,8 +23,8 @@ from coordinator.db.engine import database_time
 from coordinator.db.tables.identity import SignedOutTokenRow
 from coordinator.errors import CredentialInvalid
 from tests.coordinator.auth.provider import CLIENT, Provider, running_provider
-from tests.served import ADMIN_TOKEN, Served, slug
-from tests.waiting import wait_until
+from tests.scene.coordinator import ADMIN_TOKEN, Served, slug
+from tests.scene.waiting import wait_until
 
 Serve = Callable[..., Served]
 SIGN_IN = "/v1/sign-in"

@@ -6,7 +6,7 @@ import json
 
 from tests.coordinator.cli.test_rounds import output
 from tests.coordinator.experts.stored_bank import PLAN, store_bank
-from tests.served import Served
+from tests.scene.coordinator import Served
 
 
 def test_experts_are_listed_with_reasons_of_changes(coordinator: Served) -> None:

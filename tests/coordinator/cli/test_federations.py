@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from schemas.messages.federations import ALL_ROLES
-from tests.operating import Operator
-from tests.served import Served
+from tests.scene.coordinator import Served
+from tests.scene.operator import Operator
 
 
 @pytest.fixture

@@ -7,8 +7,8 @@ import typer
 
 from schemas.command import confirm
 from schemas.lookups import NamedEntry, NotIdentified, id_of
-from tests.operating import Operator
-from tests.served import Served
+from tests.scene.coordinator import Served
+from tests.scene.operator import Operator
 
 FIRST, SECOND = (f"fed_{digit * 24}" for digit in "ab")
 

@@ -13,9 +13,9 @@ import pytest
 
 from schemas.messages.federations import ALL_ROLES
 from schemas.strategies.registry import strategy_names
-from tests.operating import Operator
-from tests.served import Served
-from tests.taking_part import PLAN, deliver, running, values, wait_for
+from tests.scene.coordinator import Served
+from tests.scene.operator import Operator
+from tests.scene.rounds import PLAN, deliver, running, values, wait_for
 
 
 @pytest.fixture

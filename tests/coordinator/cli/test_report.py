@@ -17,10 +17,10 @@ from coordinator.db.tables.federations import SignatureRow, UpdateRow
 from schemas.identity.documents import hash_of
 from schemas.identity.keys import thumbprint
 from schemas.wire.digests import digest_of
-from tests.operating import Operator
-from tests.served import Served, start
-from tests.taking_part import deliver, join, plan, running, scored, url, values
-from tests.waiting import wait_until
+from tests.scene.coordinator import Served, start
+from tests.scene.operator import Operator
+from tests.scene.rounds import deliver, join, plan, running, scored, url, values
+from tests.scene.waiting import wait_until
 
 COORDINATOR = "Hub <script>alert(1)</script> & clinics"
 

@@ -7,8 +7,8 @@ import typer
 from typer.testing import CliRunner
 
 from coordinator.cli import commands
-from tests.served import ADMIN_TOKEN, Served
-from tests.taking_part import join, one_round, plan, running, scored, url
+from tests.scene.coordinator import ADMIN_TOKEN, Served
+from tests.scene.rounds import join, one_round, plan, running, scored, url
 
 
 def output(served: Served, *arguments: str) -> list[str]:

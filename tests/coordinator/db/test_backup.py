@@ -17,10 +17,10 @@ import pytest
 from coordinator.db.backup import copy
 from coordinator.db.engine import Database
 from coordinator.errors import SettingsUnusable
-from tests.postgres_server import PostgresServer
 from tests.scenarios.agents import tessera
-from tests.served import Served
-from tests.taking_part import deliver, join, one_round, plan, running, show, values, wait_for, weights
+from tests.scene.coordinator import Served
+from tests.scene.postgres_server import PostgresServer
+from tests.scene.rounds import deliver, join, one_round, plan, running, show, values, wait_for, weights
 
 Backup = Callable[[str], str]
 

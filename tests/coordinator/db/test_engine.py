@@ -12,7 +12,7 @@ from coordinator.db import sqlite
 from coordinator.db.engine import Database, database_time, unsafe_settings
 from coordinator.db.tables.federations import FederationRow
 from coordinator.storage import payloads
-from tests.postgres_server import PostgresServer
+from tests.scene.postgres_server import PostgresServer
 
 
 def test_postgresql_readers_see_a_read_only_snapshot(postgres_database: Database) -> None:

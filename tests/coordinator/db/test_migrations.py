@@ -12,7 +12,7 @@ from coordinator.db.engine import Database
 from coordinator.db.tables.federations import Table
 from coordinator.errors import SettingsUnusable
 from coordinator.storage import payloads
-from tests.served import Served, slug
+from tests.scene.coordinator import Served, slug
 
 
 @pytest.fixture

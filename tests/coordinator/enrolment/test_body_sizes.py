@@ -21,7 +21,7 @@ from schemas.messages.federations import ALL_ROLES, FederationPlan
 from schemas.messages.updates import AdapterStateManifest, Manifest, UpdateManifest, WeightsManifest
 from schemas.strategies.registry import strategy_names
 from schemas.wire.envelope import head
-from tests.served import PROFILE
+from tests.scene.coordinator import PROFILE
 
 DIGEST = f"sha256:{0:064}"
 LARGEST = 2**40

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.served import Served, slug
+from tests.scene.coordinator import Served, slug
 
 
 @pytest.mark.parametrize(

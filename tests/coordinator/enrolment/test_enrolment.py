@@ -16,7 +16,7 @@ from schemas.identity.documents import sign
 from schemas.identity.enrolment_token import read
 from schemas.identity.keys import encode, name_of
 from schemas.messages.enrolment import enrolment_statement
-from tests.served import PROFILE, Served, enrolment, slug
+from tests.scene.coordinator import PROFILE, Served, enrolment, slug
 
 RETRY_KEY = "q" * 43
 BEARER = {"privacy": {"allow_bearer_clients": True}}

@@ -15,7 +15,7 @@ from coordinator.enrolment.key_rotation import MAX_KEYS_PER_DAY
 from schemas.identity.documents import is_signed, sign
 from schemas.identity.keys import name_of, public_key
 from schemas.messages.enrolment import rotation_statement
-from tests.served import Served, Silo, slug
+from tests.scene.coordinator import Served, Silo, slug
 
 
 def rotation(silo: Silo, new: Ed25519PrivateKey, **changes: Any) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import httpx
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from tests.served import Served, enrolment, slug
+from tests.scene.coordinator import Served, enrolment, slug
 
 
 def request_token(served: Served, federation_id: str, name: str, **request: object) -> httpx.Response:

@@ -7,8 +7,8 @@ import pytest
 
 from schemas.maths.bank import bank_tensor
 from tests.coordinator.experts.bank_scene import BankScene, MemberUpdate, State, bank_scene
-from tests.served import Served
-from tests.taking_part import LAYOUT
+from tests.scene.coordinator import Served
+from tests.scene.rounds import LAYOUT
 
 TOLERANCE = 1e-3
 OF_NEITHER = {"merge_above": 1.0, "prune_patience": 64}

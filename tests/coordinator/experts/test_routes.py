@@ -13,7 +13,7 @@ from coordinator.storage import event_log
 from schemas.messages.experts import ExpertManifest
 from schemas.wire.envelope import slots, unpack
 from tests.coordinator.experts.stored_bank import LAYOUT, PLAN, StoredBody, store_bank
-from tests.served import Served, Silo, slug
+from tests.scene.coordinator import Served, Silo, slug
 
 
 @pytest.fixture(scope="module")

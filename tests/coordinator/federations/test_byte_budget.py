@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.served import Served
+from tests.scene.coordinator import Served
 
 PQ = {"rank": 4, "blocks": 1, "roles": ["q", "v"]}  # 40 values
 LORA = {"kind": "lora", "rank": 2, "blocks": 1, "roles": ["q", "v"]}

@@ -9,8 +9,8 @@ import pytest
 from coordinator.federations.claims import UpdateCounts, federation_claims, round_claims
 from coordinator.strategies.opening import open_plan
 from schemas.messages.federations import FederationPlan
-from tests.served import PROFILE, Served, Silo
-from tests.taking_part import PLAN, deliver, running, try_join, values
+from tests.scene.coordinator import PROFILE, Served, Silo
+from tests.scene.rounds import PLAN, deliver, running, try_join, values
 
 IDENTITY = {
     False: "Clients sign every request with keys that never leave them",

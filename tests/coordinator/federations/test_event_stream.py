@@ -15,7 +15,7 @@ from coordinator.federations import store
 from coordinator.storage import event_log
 from schemas.messages.federations import FederationPlan
 from tests.coordinator.enrolment.test_key_rotation import rotation
-from tests.served import ADMIN_TOKEN, Served
+from tests.scene.coordinator import ADMIN_TOKEN, Served
 
 
 @contextmanager

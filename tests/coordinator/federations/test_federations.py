@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.served import Served, slug
+from tests.scene.coordinator import Served, slug
 
 
 def test_plans_are_stored_with_their_defaults(coordinator: Served) -> None:

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from tests.operating import Operator
-from tests.served import Served
+from tests.scene.coordinator import Served
+from tests.scene.operator import Operator
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,8 @@ from coordinator.strategies.opening import open_plan
 from schemas.messages.federations import FederationPlan
 from schemas.messages.private_training import CAPABILITY
 from schemas.strategies.registry import strategy_names
-from tests.served import Served, slug
-from tests.taking_part import PLAN, join, put, show, update_body, values
+from tests.scene.coordinator import Served, slug
+from tests.scene.rounds import PLAN, join, put, show, update_body, values
 
 LORA = {"kind": "lora", "rank": 4, "roles": ["q"]}
 ONLY_STEPS = {"fedavg", "fedprox", "fedmosaic", "fedsa_lora", "ffa_lora", "flora", "fedex_lora", "lora_fair"}

@@ -12,8 +12,8 @@ from coordinator.federations import routes
 from schemas.messages.federations import FederationPlan
 from schemas.messages.recommendations import FEDMOSAIC, LORA, completed
 from schemas.strategies.registry import strategy_names
-from tests.operating import Operator
-from tests.served import Served, slug
+from tests.scene.coordinator import Served, slug
+from tests.scene.operator import Operator
 
 CREATE = "/v1/federations?recommended=true"
 

@@ -8,8 +8,8 @@ from sqlalchemy import select
 
 from coordinator.db.tables.federations import Table
 from tests.coordinator.alignment.test_alignment import OTHER, PIVOT, aligned, put_pack
-from tests.served import Served, slug
-from tests.taking_part import running
+from tests.scene.coordinator import Served, slug
+from tests.scene.rounds import running
 
 
 def _tables_with(served: Served, ids: set[str]) -> set[str]:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from schemas.messages.federations import FederationPlan
-from tests.served import Served, slug
+from tests.scene.coordinator import Served, slug
 
 ROUNDS = {"min_clients": 5, "total": 3}
 LORA = {"kind": "lora", "rank": 2, "roles": ["q"]}

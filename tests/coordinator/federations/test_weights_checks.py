@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.served import Served, slug
-from tests.taking_part import plan
+from tests.scene.coordinator import Served, slug
+from tests.scene.rounds import plan
 
 
 @pytest.mark.parametrize("strategy", ["flora", "fedex_lora"])

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from client_agent.identity.membership import encode_pem
-from tests.served import ADMIN_TOKEN, PROFILE, Served
-from tests.taking_part import join, running
+from tests.scene.coordinator import ADMIN_TOKEN, PROFILE, Served
+from tests.scene.rounds import join, running
 
 # What is right in form may still be refused for its meaning: an unknown strategy, another protocol version.
 # A revoked token stays readable, so that people can see when it was revoked.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.served import Served
+from tests.scene.coordinator import Served
 
 
 @pytest.mark.parametrize("path", ["/healthz", "/readyz", "/", "/page.js", "/v1/hello"])

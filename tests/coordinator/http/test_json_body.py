@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.served import Served, slug
-from tests.waiting import wait_until
+from tests.scene.coordinator import Served, slug
+from tests.scene.waiting import wait_until
 
 PLAN = {"name": "x", "strategy": {"name": "fedavg"}}
 JSON = {"Content-Type": "application/json"}

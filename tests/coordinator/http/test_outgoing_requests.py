@@ -6,7 +6,7 @@ import pytest
 
 from coordinator.http.outgoing_requests import Answer, NoAnswer, request
 from tests.coordinator.webhook_receiver import receiving
-from tests.trickling import PARTS, trickling
+from tests.scene.trickling_server import PARTS, trickling
 
 DEADLINE = 0.4
 

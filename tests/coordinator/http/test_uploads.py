@@ -17,7 +17,7 @@ from fastapi import Depends, FastAPI, Request
 
 from coordinator.http import problems, uploads
 from coordinator.http.uploads import ReceivedBody, receive
-from tests.served import slug
+from tests.scene.coordinator import slug
 
 CAP = 3 * 2**20
 TYPE = "application/x-test"

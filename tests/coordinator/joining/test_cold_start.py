@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from tests.served import PROFILE, Served, Silo, slug
-from tests.taking_part import (
+from tests.scene.coordinator import PROFILE, Served, Silo, slug
+from tests.scene.rounds import (
     deliver,
     join,
     running,

@@ -23,9 +23,9 @@ from coordinator.errors import SettingsUnusable
 from coordinator.observability.tracing import provider_from_environment, trace_statements
 from coordinator.settings import Settings
 from tests.coordinator.webhook_receiver import receiving
-from tests.served import ADMIN_TOKEN, Served, start
-from tests.taking_part import deliver, plan, running, values
-from tests.waiting import wait_until
+from tests.scene.coordinator import ADMIN_TOKEN, Served, start
+from tests.scene.rounds import deliver, plan, running, values
+from tests.scene.waiting import wait_until
 
 SECRET_NAME = "a-name-that-is-a-secret"
 

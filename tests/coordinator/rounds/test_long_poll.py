@@ -15,8 +15,8 @@ import pytest
 from coordinator.db.federation_lock import lock_federation
 from coordinator.rounds import queries, transitions
 from coordinator.rounds.long_poll import MAX_WAIT_SECONDS, seconds_of
-from tests.served import Served, Silo, slug
-from tests.taking_part import deliver, plan, running, values
+from tests.scene.coordinator import Served, Silo, slug
+from tests.scene.rounds import deliver, plan, running, values
 
 Serve = Callable[..., Served]
 ALONE = plan(rounds={"min_clients": 1, "total": 2})

@@ -14,8 +14,8 @@ from coordinator.db.tables.identity import RosterRow
 from schemas.identity.documents import hash_of, is_signed
 from schemas.identity.keys import name_of, public_key
 from schemas.wire.digests import digest_of
-from tests.served import Served, Silo, slug
-from tests.taking_part import PLAN, one_round, plan, running, url
+from tests.scene.coordinator import Served, Silo, slug
+from tests.scene.rounds import PLAN, one_round, plan, running, url
 
 Rows = Callable[[str, str], list[tuple[Any, ...]]]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from tests.coordinator.rounds.test_scores import FINAL
-from tests.served import Served, Silo
-from tests.taking_part import join, one_round, plan, running, scored, send_scores, show, url
+from tests.scene.coordinator import Served, Silo
+from tests.scene.rounds import join, one_round, plan, running, scored, send_scores, show, url
 
 LOSSES = (1.0, 1.25, 2.5, 2.0004)
 

@@ -19,9 +19,9 @@ from coordinator.rounds import notifications, transitions
 from coordinator.rounds import store as rounds
 from coordinator.rounds.notifications import Change, PendingNotifications
 from schemas.messages.federations import FederationPlan
-from tests.served import Served, Silo
-from tests.taking_part import deliver, join, plan, running, scored, url, values, wait_for
-from tests.waiting import wait_until
+from tests.scene.coordinator import Served, Silo
+from tests.scene.rounds import deliver, join, plan, running, scored, url, values, wait_for
+from tests.scene.waiting import wait_until
 
 Rows = Callable[[str, str], list[tuple[Any, ...]]]
 

@@ -7,8 +7,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.served import Served, Silo, slug
-from tests.taking_part import deliver, join, plan, running, url, values, wait_for
+from tests.scene.coordinator import Served, Silo, slug
+from tests.scene.rounds import deliver, join, plan, running, url, values, wait_for
 
 REPORT = {"step": 3, "steps": 20, "loss": 1.5, "tokens_per_second": 900.0, "seconds_left": 31.0}
 

@@ -14,9 +14,9 @@ from coordinator.db.federation_lock import lock_federation
 from coordinator.db.tables.federations import PayloadRow
 from coordinator.storage import payloads
 from tests.conftest import ask
-from tests.served import Served, Silo
-from tests.taking_part import PLAN, join, put, running, try_join, update_body, values, wait_for, weights
-from tests.waiting import wait_until
+from tests.scene.coordinator import Served, Silo
+from tests.scene.rounds import PLAN, join, put, running, try_join, update_body, values, wait_for, weights
+from tests.scene.waiting import wait_until
 
 Rows = Callable[[str, str], list[tuple[Any, ...]]]
 

@@ -14,8 +14,8 @@ from coordinator.db.federation_lock import lock_federation
 from coordinator.db.tables.federations import ClientRow, ParticipationRow
 from coordinator.federations import store as federations
 from tests.coordinator.aggregation.closed_round import simple
-from tests.served import Served, slug
-from tests.taking_part import deliver, join, plan, running, show, values, wait_for
+from tests.scene.coordinator import Served, slug
+from tests.scene.rounds import deliver, join, plan, running, show, values, wait_for
 
 
 def test_updates_of_revoked_clients_count_towards_the_quorum(coordinator: Served) -> None:

@@ -9,10 +9,10 @@ import pytest
 
 from coordinator.errors import SettingsUnusable
 from coordinator.server import load_settings
-from tests.served import start
-from tests.taking_part import deliver, join, plan, running, scored, send_scores, values
-from tests.tracked import recorded
-from tests.waiting import wait_until
+from tests.scene.coordinator import start
+from tests.scene.rounds import deliver, join, plan, running, scored, send_scores, values
+from tests.scene.tracker_records import recorded
+from tests.scene.waiting import wait_until
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of the libraries, whose imports warn
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from tests.served import Served, Silo, slug
-from tests.taking_part import (
+from tests.scene.coordinator import Served, Silo, slug
+from tests.scene.rounds import (
     deliver,
     join,
     one_round,

@@ -19,8 +19,8 @@ from coordinator.rounds.sampling import WILLING, draw, is_drawn
 from schemas.maths.sampling import in_order, places_of
 from schemas.messages.federations import FederationPlan, RoundsPlan
 from tests.coordinator.rows import client_row, participation_row
-from tests.served import Served, Silo, slug
-from tests.taking_part import deliver, plan, running, show, try_join, values, wait_for
+from tests.scene.coordinator import Served, Silo, slug
+from tests.scene.rounds import deliver, plan, running, show, try_join, values, wait_for
 
 NAMES = [f"client-{number}" for number in range(8)]
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from tests.served import Served
-from tests.taking_part import join, one_round, plan, running, scored, send_scores, show, url
+from tests.scene.coordinator import Served
+from tests.scene.rounds import join, one_round, plan, running, scored, send_scores, show, url
 
 FINAL = {"loss": {"value": 0.25, "count": 96}}
 

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.served import Served, slug
-from tests.taking_part import (
+from tests.scene.coordinator import Served, slug
+from tests.scene.rounds import (
     deliver,
     join,
     one_round,

@@ -34,9 +34,9 @@ from schemas.secure_sum.encoding import Modulus, most
 from schemas.secure_sum.segments import values_digest
 from schemas.wire.digests import digest_of, to_field
 from tests.conftest import ask
-from tests.served import SIGNING_KEY, Served, Silo
-from tests.taking_part import plan, running, url, values
-from tests.waiting import wait_until
+from tests.scene.coordinator import SIGNING_KEY, Served, Silo
+from tests.scene.rounds import plan, running, url, values
+from tests.scene.waiting import wait_until
 
 SERVER_KEY = Ed25519PrivateKey.from_private_bytes(decode(SIGNING_KEY)).public_key()
 ZEROS = {name: np.zeros_like(tensor) for name, tensor in values(0.0).items()}

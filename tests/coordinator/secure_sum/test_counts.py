@@ -26,10 +26,10 @@ from tests.coordinator.secure_sum.members import (
     make_ready,
 )
 from tests.coordinator.secure_sum.test_sessions import send_all_steps
+from tests.scene.coordinator import Served, slug
+from tests.scene.rounds import plan, running, values
+from tests.scene.waiting import wait_until
 from tests.secure_sum.forged_counts import forged_counts
-from tests.served import Served, slug
-from tests.taking_part import plan, running, values
-from tests.waiting import wait_until
 
 GROUPS = ("x0", "x1", "x2", "reject")
 ALL, FEW = {"x0", "x1"}, {"x0", "x2"}

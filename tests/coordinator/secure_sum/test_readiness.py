@@ -14,9 +14,9 @@ from schemas.maths.adapter import in_order
 from schemas.messages.enrolment import Profile
 from schemas.messages.secure_sum import CAPABILITY
 from schemas.secure_sum.segments import values_digest
-from tests.served import PROFILE, Served, Silo, slug
-from tests.taking_part import PLAN, plan, running, url
-from tests.waiting import wait_until
+from tests.scene.coordinator import PROFILE, Served, Silo, slug
+from tests.scene.rounds import PLAN, plan, running, url
+from tests.scene.waiting import wait_until
 
 ZEROS = {"b0.q.P": np.zeros((2, 2), np.float32), "b0.q.Q": np.zeros(2, np.float32)}
 VALUES = values_digest(ZEROS, in_order({name: zeros.shape for name, zeros in ZEROS.items()}))

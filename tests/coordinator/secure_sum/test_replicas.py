@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests.coordinator.secure_sum.members import UNMASK, SumClient, summing
-from tests.served import Served, Silo
+from tests.scene.coordinator import Served, Silo
 
 MEMBERS = 6
 PHASES_OF_A_SESSION = 7  # it opens, five phases close, it ends

@@ -17,7 +17,7 @@ from coordinator.secure_sum import sessions
 from schemas.messages.secure_sum import SumStatus
 from tests.coordinator.secure_sum.members import CONFIRM, KEYS, MASKED, SHARES, UNMASK, Scene, summing
 from tests.coordinator.secure_sum.stored import KEY, stored_session
-from tests.served import Served
+from tests.scene.coordinator import Served
 
 STEPS = (KEYS, SHARES, MASKED, CONFIRM, UNMASK)
 PHASES = ("keys", "shares", "masked", "confirm", "unmask")

@@ -8,8 +8,8 @@ from schemas.identity.keys import encode
 from schemas.messages.secure_sum import ConfirmStep, SharesStep
 from schemas.wire.digests import digest_of
 from tests.coordinator.secure_sum.members import CONFIRM, KEYS, MASKED, SHARES, Scene, SumClient, summing
-from tests.served import Served, slug
-from tests.taking_part import running, url
+from tests.scene.coordinator import Served, slug
+from tests.scene.rounds import running, url
 
 
 def at_step(served: Served, step: int, clients: int = 4) -> Scene:

@@ -30,9 +30,9 @@ from tests.coordinator.secure_sum.members import (
     SumClient,
     summing,
 )
+from tests.scene.coordinator import Served, slug
+from tests.scene.waiting import wait_until
 from tests.secure_sum.scene import Shares, shares_in
-from tests.served import Served, slug
-from tests.waiting import wait_until
 
 STEPS = (KEYS, SHARES, MASKED, CONFIRM, UNMASK)
 Key = tuple[int, int, str]  # session, position and step of a message

@@ -19,8 +19,8 @@ from schemas.identity.documents import hash_of
 from schemas.identity.enrolment_token import read
 from tests.conftest import ask
 from tests.coordinator.enrolment.test_key_rotation import rotation
-from tests.served import ADMIN_TOKEN, Served, slug
-from tests.waiting import wait_until
+from tests.scene.coordinator import ADMIN_TOKEN, Served, slug
+from tests.scene.waiting import wait_until
 
 
 @pytest.fixture

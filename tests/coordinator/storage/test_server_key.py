@@ -19,7 +19,7 @@ from coordinator.storage.server_key import ServerKey, load
 from schemas.identity.documents import is_signed
 from schemas.identity.enrolment_token import read
 from schemas.identity.keys import encode, public_key, thumbprint
-from tests.served import Served, slug
+from tests.scene.coordinator import Served, slug
 
 Rows = Callable[[str, str], list[tuple[Any, ...]]]
 

@@ -21,10 +21,10 @@ from coordinator.db.engine import Database
 from coordinator.errors import SettingsUnusable
 from coordinator.server import serve as serve_here
 from coordinator.storage import payload_moves, payloads, server_key
-from tests.operating import Operator
-from tests.served import SIGNING_KEY, Served
-from tests.taking_part import deliver, plan, running, values
-from tests.waiting import wait_until
+from tests.scene.coordinator import SIGNING_KEY, Served
+from tests.scene.operator import Operator
+from tests.scene.rounds import deliver, plan, running, values
+from tests.scene.waiting import wait_until
 
 pytest.importorskip("obstore")
 

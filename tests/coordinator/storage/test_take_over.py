@@ -21,9 +21,9 @@ from coordinator.cli import commands
 from coordinator.db.engine import Database
 from coordinator.storage import object_store, payload_moves, server_key
 from tests.coordinator.storage.copies import Restore, assert_refused, expire, store_and_move
-from tests.operating import Operator
-from tests.served import SIGNING_KEY, Served
-from tests.waiting import wait_until
+from tests.scene.coordinator import SIGNING_KEY, Served
+from tests.scene.operator import Operator
+from tests.scene.waiting import wait_until
 
 pytest.importorskip("obstore")
 

@@ -7,8 +7,8 @@ import pytest
 
 from schemas.maths.start import first_a
 from schemas.messages.recipes import NAMED, RecipeName
-from tests.served import Served, Silo
-from tests.taking_part import Tensors, coded_body, join, last_update, layout_for, plan, put, update_body
+from tests.scene.coordinator import Served, Silo
+from tests.scene.rounds import Tensors, coded_body, join, last_update, layout_for, plan, put, update_body
 
 SEED = 4
 START: Tensors = {

@@ -11,8 +11,8 @@ import pytest
 from schemas.messages.recipes import NAMED, Recipe, RecipeName
 from schemas.wire.digests import digest_of
 from tests.coordinator.updates.test_clipping import START, lora_silo
-from tests.served import Served, Silo, slug
-from tests.taking_part import (
+from tests.scene.coordinator import Served, Silo, slug
+from tests.scene.rounds import (
     Tensors,
     coded_body,
     deliver,

@@ -19,9 +19,9 @@ from coordinator.updates import group_commit as group_commit_module
 from coordinator.updates import store
 from coordinator.updates.group_commit import GroupCommit
 from schemas.wire.digests import digest_of
-from tests.served import Served
-from tests.taking_part import join, plan, put, running, update_body, values
-from tests.waiting import wait_until
+from tests.scene.coordinator import Served
+from tests.scene.rounds import join, plan, put, running, update_body, values
+from tests.scene.waiting import wait_until
 
 
 class Counter:

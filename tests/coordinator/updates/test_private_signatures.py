@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from tests.served import Served
-from tests.taking_part import join, plan, put, running, show, update_body, values
+from tests.scene.coordinator import Served
+from tests.scene.rounds import join, plan, put, running, show, update_body, values
 
 SHORT = np.array([0.6, 0.0, 0.0, 0.8], np.float32)
 PRIVATE = plan(

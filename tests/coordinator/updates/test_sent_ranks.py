@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from schemas.messages.recipes import Recipe
-from tests.operating import Operator
-from tests.served import Served, Silo
-from tests.taking_part import Tensors, coded_body, deliver, join, layout_for, put, url, wait_for
+from tests.scene.coordinator import Served, Silo
+from tests.scene.operator import Operator
+from tests.scene.rounds import Tensors, coded_body, deliver, join, layout_for, put, url, wait_for
 
 FORM: dict[str, Any] = {"layers": 2, "shapes": {"q": [5, 6], "down": [4, 5]}}
 RECIPE = Recipe(reference="served", density=0.9, values="int8")

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from coordinator.http.limits import concurrency
-from tests.served import Served, slug
-from tests.taking_part import (
+from tests.scene.coordinator import Served, slug
+from tests.scene.rounds import (
     SIGNATURE,
     deliver,
     join,

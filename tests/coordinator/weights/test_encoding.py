@@ -21,8 +21,8 @@ from schemas.messages.updates import WeightsManifest
 from schemas.wire.digests import digest_of
 from schemas.wire.envelope import MEDIA_TYPE, unpack
 from schemas.wire.streams import decode, stream_slots
-from tests.served import SIGNING_KEY, Served, Silo
-from tests.taking_part import deliver, join, plan, put, running, show, update_body, url, wait_for, weights
+from tests.scene.coordinator import SIGNING_KEY, Served, Silo
+from tests.scene.rounds import deliver, join, plan, put, running, show, update_body, url, wait_for, weights
 
 Arrays = dict[str, NDArray[np.float32]]
 RANK = 40

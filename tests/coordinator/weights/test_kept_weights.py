@@ -22,8 +22,8 @@ from coordinator.http.limits import concurrency
 from coordinator.http.limits.concurrency import codec_slot
 from coordinator.storage import garbage_collection
 from tests.coordinator.weights.test_encoding import PLAN, random_adapter, request_weights
-from tests.served import Served, Silo, slug
-from tests.taking_part import deliver, join, plan, put, running, update_body, url, wait_for
+from tests.scene.coordinator import Served, Silo, slug
+from tests.scene.rounds import deliver, join, plan, put, running, update_body, url, wait_for
 
 Rows = Callable[[str, str], list[tuple[Any, ...]]]
 KEPT = "SELECT round_number, recipe FROM coded_weights ORDER BY round_number, recipe"

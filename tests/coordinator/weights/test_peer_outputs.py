@@ -19,8 +19,8 @@ from schemas.messages.updates import WeightsManifest
 from schemas.wire.digests import digest_of
 from schemas.wire.envelope import MEDIA_TYPE, Array, unpack
 from schemas.wire.outputs import SHARES, VALUES, Outputs, slots
-from tests.served import SIGNING_KEY, Served, Silo, slug
-from tests.taking_part import deliver, join, last_update, plan, put, show, update_body, url, values, wait_for
+from tests.scene.coordinator import SIGNING_KEY, Served, Silo, slug
+from tests.scene.rounds import deliver, join, last_update, plan, put, show, update_body, url, values, wait_for
 
 ANCHORS = {"anchors": [{"id": name, "prompt": "p", "answer": "a"} for name in "xy"]}
 ROWS = 4

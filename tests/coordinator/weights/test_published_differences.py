@@ -22,8 +22,8 @@ from schemas.wire.digests import digest_of
 from schemas.wire.envelope import MEDIA_TYPE, pack, unpack
 from schemas.wire.served_difference import reconstructed
 from schemas.wire.streams import stream_slots
-from tests.served import Served, Silo
-from tests.taking_part import deliver, join, plan, running, show, tensors_of, url, wait_for, weights
+from tests.scene.coordinator import Served, Silo
+from tests.scene.rounds import deliver, join, plan, running, show, tensors_of, url, wait_for, weights
 
 Arrays = dict[str, NDArray[np.float32]]
 RANK = 40

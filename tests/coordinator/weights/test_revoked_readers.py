@@ -7,8 +7,8 @@ import pytest
 
 from coordinator.http import downloads
 from schemas.wire.envelope import MEDIA_TYPE
-from tests.served import Served
-from tests.taking_part import join, plan, running, url
+from tests.scene.coordinator import Served
+from tests.scene.rounds import join, plan, running, url
 
 FAR_MORE_THAN_CONNECTIONS_HOLD = {"rank": 1024, "blocks": 4, "roles": ["q", "k", "v"]}
 

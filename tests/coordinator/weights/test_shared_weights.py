@@ -7,8 +7,8 @@ from sqlalchemy import func, select
 
 from coordinator.db.tables.federations import ChunkRow, WeightsRow
 from schemas.wire.digests import digest_of
-from tests.served import Served, Silo
-from tests.taking_part import deliver, join, one_round, plan, running, url, values, wait_for
+from tests.scene.coordinator import Served, Silo
+from tests.scene.rounds import deliver, join, one_round, plan, running, url, values, wait_for
 
 RANK = 600
 LARGE = plan(adapter={"rank": RANK, "blocks": 1, "roles": ["q"]}, rounds={"min_clients": 3})

@@ -5,8 +5,8 @@ import hashlib
 
 import pytest
 
-from tests.served import Served, Silo, slug
-from tests.taking_part import join, one_round, plan, running, show, try_join, url, weights
+from tests.scene.coordinator import Served, Silo, slug
+from tests.scene.rounds import join, one_round, plan, running, show, try_join, url, weights
 
 
 def test_weights_need_a_join(coordinator: Served) -> None:

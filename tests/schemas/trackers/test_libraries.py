@@ -13,8 +13,8 @@ import pytest
 from schemas.trackers import trackers
 from schemas.trackers.options import TrackerMissing, TrackerName, TrackerOptions, require_addresses
 from schemas.trackers.tracker import TrackedRun
-from tests.tracked import in_new_process, recorded_by_trackio
-from tests.waiting import wait_until
+from tests.scene.tracker_records import in_new_process, recorded_by_trackio
+from tests.scene.waiting import wait_until
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of the libraries, whose imports warn
 

@@ -11,7 +11,7 @@ import pytest
 
 from schemas.trackers.tracker import Axis, TrackedRun
 from schemas.trackers.trackers import NO_TRACKERS, Trackers
-from tests.waiting import wait_until
+from tests.scene.waiting import wait_until
 
 RUN = TrackedRun("federation", "aster", "client-1")
 

@@ -22,7 +22,7 @@ from client_agent.training.silo import Silo
 from schemas.maths.adapter import factor_of
 from schemas.messages.federations import AdapterPlan, TrainingPlan
 from schemas.strategies.ca_pfl import CaPflOptions
-from tests.local_training import train_examples
+from tests.scene.local_training import train_examples
 
 RANK = 4
 PLAN = AdapterPlan(kind="lora", rank=RANK, scale=4.0, roles=("q", "v"))

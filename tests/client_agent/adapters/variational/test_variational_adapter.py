@@ -17,7 +17,7 @@ from client_agent.model.loading import BaseModel
 from client_agent.training.loop import TrainingOutcome
 from schemas.messages.federations import AdapterPlan, TrainingPlan
 from schemas.strategies.ca_pfl import CaPflOptions
-from tests.local_training import train_examples
+from tests.scene.local_training import train_examples
 
 PLAN = AdapterPlan(kind="lora", rank=3, scale=4.0, roles=("q", "v"))
 TRAINING = TrainingPlan(steps=6, batch_size=4, learning_rate=0.003, max_length=64)

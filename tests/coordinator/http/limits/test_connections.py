@@ -14,7 +14,7 @@ import uvicorn
 
 from coordinator.http.limits import connections as limits
 from coordinator.http.limits.connections import connections
-from tests.waiting import wait_until
+from tests.scene.waiting import wait_until
 
 Send = Callable[[dict[str, Any]], Awaitable[None]]
 App = Callable[[dict[str, Any], Callable[[], Awaitable[dict[str, Any]]], Send], Awaitable[None]]

@@ -16,7 +16,7 @@ import uvicorn
 
 from coordinator.http.limits import one_request
 from coordinator.http.limits.connections import BoundedConnection, connections
-from tests.waiting import wait_until
+from tests.scene.waiting import wait_until
 
 Send = Callable[[dict[str, Any]], Awaitable[None]]
 Receive = Callable[[], Awaitable[dict[str, Any]]]

@@ -23,8 +23,8 @@ from coordinator.http.limits.poll_rate import (
     answered_in_turn,
 )
 from coordinator.secure_sum.routes import SUM_POLLS_AT_ONCE
-from tests.served import Served, slug
-from tests.waiting import wait_until
+from tests.scene.coordinator import Served, slug
+from tests.scene.waiting import wait_until
 
 POLLS = 60
 

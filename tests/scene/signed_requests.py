@@ -10,7 +10,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from schemas.identity.signed_requests import Target, sign
 from schemas.wire.digests import digest_of, to_field
-from tests.served import Served, Silo, slug
+from tests.scene.coordinator import Served, Silo, slug
 
 _numbers = itertools.count()
 

@@ -15,8 +15,8 @@ from schemas.messages.updates import SignatureManifest, UpdateManifest
 from schemas.wire.digests import digest_of, to_field
 from schemas.wire.envelope import MEDIA_TYPE, Array, pack, slots, unpack
 from schemas.wire.streams import decode, encode
-from tests.served import Served, Silo, slug
-from tests.waiting import wait_until
+from tests.scene.coordinator import Served, Silo, slug
+from tests.scene.waiting import wait_until
 
 Tensors = Mapping[str, NDArray[np.float32]]
 

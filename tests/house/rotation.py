@@ -10,7 +10,7 @@ import subprocess
 from datetime import UTC, date, datetime
 from pathlib import Path
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 SHARDS = 10
 SEEDS = 1_000_000
 """First seeds are below this number."""

@@ -11,7 +11,7 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from coordinator.cli import commands
-from tests.served import ADMIN_TOKEN, Served
+from tests.scene.coordinator import ADMIN_TOKEN, Served
 
 
 @dataclass

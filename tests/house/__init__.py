@@ -1,0 +1,1 @@
+"""Rules of the test runs themselves: durations, shards and seeds."""

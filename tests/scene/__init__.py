@@ -1,0 +1,1 @@
+"""Builders that all tests use: a coordinator, its federations and members, rounds, requests, training, waiting."""
