@@ -255,7 +255,7 @@ def started(served: Served, participant: Callable[..., Participant]) -> Callable
     def start(transport: httpx.BaseTransport | None = None, **plan: Any) -> Participant:
         federation_id = served.federation(**plan)
         who = participant(federation_id, transport)
-        served.admin.post(f"/v1/federations/{federation_id}/start")
+        served.start_federation(federation_id)
         return who
 
     return start

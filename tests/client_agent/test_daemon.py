@@ -252,7 +252,7 @@ def test_full_disk_in_a_round_is_waited_for(
     with mounted(tmp_path / "disk", "size=64m") as disk, ExitStack() as stack:
         federation_id = served.federation(**alone_plan(rounds={"total": 1, "min_clients": 1}))
         who = enrolled(served, federation_id, silo, disk / "state", stack)
-        served.admin.post(f"/v1/federations/{federation_id}/start")
+        served.start_federation(federation_id)
         filled: list[Path] = []
 
         def fill_once() -> bool:

@@ -94,7 +94,7 @@ def test_enrolled_silo_is_checked_under_its_plan(
     with ExitStack() as stack:
         who = enrolled(served, federation_id, silo, folder, stack)
         assert "2 x 40 tokens (the federation's plan)" in details_by_subject(file)["memory"]
-        served.admin.post(f"/v1/federations/{federation_id}/start")
+        served.start_federation(federation_id)
         assert "2 x 40 tokens (the federation's plan)" in details_by_subject(file)["memory"]
         run(who, limited_sleep(500))
     # The federation is over and its coordinator gone: the rounds on disk still say it.

@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[2]
 def test_silo_takes_part_from_python(served: Served, tmp_path: Path) -> None:
     federation_id = served.federation(**alone_plan(rounds={"total": 1, "min_clients": 1}))
     token = served.enrolment_token(federation_id, "aster")
-    served.admin.post(f"/v1/federations/{federation_id}/start")
+    served.start_federation(federation_id)
     settings = AgentSettings.from_toml(config(tmp_path, url=served.url))
     with open_participant(settings, (token, "aster")) as participant:
         run(participant)

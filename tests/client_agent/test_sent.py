@@ -39,7 +39,7 @@ def test_sent_bodies_are_listed_and_saved(served: Served, tmp_path: Path) -> Non
     settings = read_settings(file)
     token = served.enrolment_token(federation_id, "aster")
     with open_participant(settings, (token, "aster")) as participant:
-        served.admin.post(f"/v1/federations/{federation_id}/start")
+        served.start_federation(federation_id)
         run(participant, limited_sleep(500))
         updates = [folder.read("update.body") for folder in participant.workspace.rounds.newest_first()]
     entries = listed(file)

@@ -52,7 +52,7 @@ def test_status_follows_an_agent_from_enrolment_to_end(
     assert waiting["coordinator"] == "nothing to do for this client now"
     with exclusive(tmp_path):
         assert status(file, exit_code=0)["running"]
-    served.admin.post(f"/v1/federations/{federation_id}/start")
+    served.start_federation(federation_id)
     with exclusive(tmp_path):
         assert status(file, exit_code=0)["coordinator"].startswith("round 1 is ")
         run(who, limited_sleep(500))

@@ -157,7 +157,7 @@ def test_newcomer_joins_with_the_sketch_of_work(
         founder = enrolled(
             served, federation_id, silo, tmp_path_factory.mktemp("founder"), stack, name="birch"
         )
-        served.admin.post(f"/v1/federations/{federation_id}/start")
+        served.start_federation(federation_id)
         assert take_part(founder, next_brief(founder))
     who = participant(federation_id)
     next_brief(who)
@@ -225,7 +225,7 @@ def test_summed_updates_require_a_waiting_sync(
 ) -> None:
     federation_id = served.federation(**summed_plan(3))
     who = participant(federation_id)
-    served.admin.post(f"/v1/federations/{federation_id}/start")
+    served.start_federation(federation_id)
     next_brief(who)
     with pytest.raises(SumNeedsNetwork, match=r"within 120 s.*--wait"):
         machines.sync(waits=False)

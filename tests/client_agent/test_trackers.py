@@ -35,7 +35,7 @@ def test_tracker_run_continues_after_a_restart(served: Served, tmp_path: Path) -
     settings = read_settings(file)
     token = served.enrolment_token(federation_id, "aster")
     with open_participant(settings, (token, "aster")) as participant:
-        served.admin.post(f"/v1/federations/{federation_id}/start")
+        served.start_federation(federation_id)
         take_part(participant, next_brief(participant))
     with open_participant(settings) as participant:
         run(participant, limited_sleep(500))

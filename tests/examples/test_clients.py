@@ -29,7 +29,7 @@ def served(serve: Callable[..., Served], fresh_database: Callable[[str], str]) -
 def run(served: Served, folder: Path, command: list[str], **plan: Any) -> tuple[str, list[str]]:
     """Let two clients take part until the end; give the federation and what the clients said."""
     federation_id = served.federation(**PLAN | {"rounds": ROUNDS} | plan)
-    served.admin.post(f"/v1/federations/{federation_id}/start")
+    served.start_federation(federation_id)
     processes = []
     for name in ("first", "second"):
         process = subprocess.Popen(

@@ -170,7 +170,7 @@ def _of_many_layers(served: Served) -> Silo:
     """Join a round with an adapter of 12,600 tensors."""
     federation_id = served.federation(**plan(adapter={"kind": "lora", "rank": 1, "roles": [*ALL_ROLES]}))
     deep = served.enrol(federation_id, "deep", layers=900, shapes={role: [1, 1] for role in ALL_ROLES})
-    assert served.admin.post(f"/v1/federations/{federation_id}/start").status_code == 200
+    served.start_federation(federation_id)
     join(deep, 1)
     return deep
 

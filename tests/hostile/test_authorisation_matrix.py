@@ -173,7 +173,7 @@ def world(coordinator: Served) -> World:
     client, neighbour, revoked = (coordinator.enrol(federation_id, name, base_model=OTHER) for name in names)
     gone = coordinator.admin.delete(f"/v1/federations/{federation_id}/clients/{revoked.client_id}")
     assert gone.status_code == 204
-    assert coordinator.admin.post(f"/v1/federations/{federation_id}/start").status_code == 200
+    coordinator.start_federation(federation_id)
     for silo, base in [(silo, join(silo, 1)) for silo in (client, neighbour)]:
         assert put(silo, 1, update_body(silo, 1, base, values(1.0), pack=pack)).status_code == 201
     wait_for(coordinator, federation_id, 1, "published")

@@ -76,7 +76,7 @@ def _published(served: Served, name: str) -> tuple[Silo, str]:
         assert stored.status_code == 201, stored.text
     pack = str(stored.json()["digest"])
     silos = [served.enrol(federation_id, silo, base_model=OTHER) for silo in ("aster", "birch")]
-    assert served.admin.post(f"/v1/federations/{federation_id}/start").status_code == 200
+    served.start_federation(federation_id)
     for silo, base in [(silo, join(silo, 1)) for silo in silos]:
         assert put(silo, 1, update_body(silo, 1, base, values(1.0), pack=pack)).status_code == 201
     wait_for(served, federation_id, 1, "published")

@@ -242,7 +242,7 @@ def test_a_round_continues_after_a_full_disk(tmp_path: Path) -> None:
         wide = plan(adapter={"rank": 512}, rounds={"total": 1})
         federation_id = served.federation(**wide)
         silo, other = (served.enrol_over_http(federation_id, name) for name in ("silo-0", "silo-1"))
-        assert served.admin.post(f"/v1/federations/{federation_id}/start").status_code == 200
+        served.start_federation(federation_id)
         deliver(other, 1, values(1.0, rank=512))
         body = update_body(silo, 1, join(silo, 1), values(2.0, rank=512))
 

@@ -60,7 +60,7 @@ def loot(
         person = served.admin.post("/v1/tokens", json={"role": "operator", "name": "x"}).json()["token"]
         used = served.enrolment_token(federation_id, "bearer")
         credential = bearer_client(served, used)
-        served.admin.post(f"/v1/federations/{federation_id}/start")
+        served.start_federation(federation_id)
         telling = {
             "b0.q.P": np.full((2, 2), TELLING, np.float32),
             "b0.q.Q": np.full(2, TELLING, np.float32),

@@ -59,7 +59,7 @@ def logs(
         first = _key(agent)
         _tessera(agent, "rotate-key")
         credential = bearer_client(served, tokens["bearer"])
-        served.admin.post(f"/v1/federations/{federation_id}/start")
+        served.start_federation(federation_id)
         _tessera(agent, "run")
         refused = prepare_agent(folder, "refused", served.url, tokens["aster"], silo="aster")
         _tessera(refused, "enrol", fails=True)

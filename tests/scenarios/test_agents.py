@@ -37,7 +37,7 @@ def test_two_architectures_complete_an_aligned_federation(
     federation_id = served.federation(**plan(alignment=alignment, rounds={"total": 2, "min_clients": 3}))
     anchors = json.loads((EXAMPLES / "anchors.json").read_bytes())
     assert served.admin.put(f"/v1/federations/{federation_id}/anchors", json=anchors).is_success
-    served.admin.post(f"/v1/federations/{federation_id}/start")
+    served.start_federation(federation_id)
     agents = [
         prepare_agent(tmp_path, name, served.url, served.enrolment_token(federation_id, name), model=model)
         for name, model in (("aster", "S"), ("birch", "S"), ("cedar", "L"))
@@ -69,7 +69,7 @@ def test_a_killed_agents_update_counts_once_per_round(
 ) -> None:
     served = serve(database_url, tick_seconds=0.05, retry_seconds=0.2)
     federation_id = served.federation(**plan(training={"steps": 60, "max_length": 64, "learning_rate": 0.01}))
-    served.admin.post(f"/v1/federations/{federation_id}/start")
+    served.start_federation(federation_id)
     with forwarding(served.url) as forwarder:
         steady = prepare_agent(tmp_path, "aster", served.url, served.enrolment_token(federation_id, "aster"))
         victim = prepare_agent(
@@ -108,7 +108,7 @@ def test_a_stopped_agent_resumes_after_a_restart(database_url: str, serve: Serve
     federation_id = served.federation(
         **plan(rounds={"total": 1, "min_clients": 1}, training={"steps": 400, "learning_rate": 0.01})
     )
-    served.admin.post(f"/v1/federations/{federation_id}/start")
+    served.start_federation(federation_id)
     agent = prepare_agent(tmp_path, "aster", served.url, served.enrolment_token(federation_id, "aster"))
     agent.start()
     wait_until(lambda: agent.file(1, "weights.safetensors"), what="the round's training")

@@ -51,7 +51,7 @@ def test_agents_receive_final_weights_from_s3(
     url = str(sqlite_database.url)
     served = serve(url, tick_seconds=0.05, retry_seconds=0.2, payload_store=s3.bucket)
     federation_id = served.federation(**plan())
-    served.admin.post(f"/v1/federations/{federation_id}/start")
+    served.start_federation(federation_id)
     names = ("aster", "birch")
     agents = [
         prepare_agent(tmp_path, name, served.url, served.enrolment_token(federation_id, name))

@@ -27,7 +27,7 @@ def test_an_enrolled_silos_verdict_is_stored(serve: Callable[..., Served], tmp_p
         alignment={"pivot": PIVOT, "anchors": 256},
     )
     served.admin.put(f"/v1/federations/{federation_id}/anchors", json=json.loads(ANCHORS.read_bytes()))
-    served.admin.post(f"/v1/federations/{federation_id}/start")
+    served.start_federation(federation_id)
     token = served.enrolment_token(federation_id, "cedar")
     agent = prepare_agent(tmp_path, "cedar", served.url, token, model="L")
     config = ("--config", str(agent.folder / "silo.toml"))

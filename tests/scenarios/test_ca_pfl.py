@@ -53,7 +53,7 @@ def test_ca_pfl_agents_learn_their_own_importances(
 ) -> None:
     served = serve(fresh_database("sqlite"), tick_seconds=0.05, retry_seconds=0.2)
     federation_id = served.federation(**PLAN)
-    assert served.admin.post(f"/v1/federations/{federation_id}/start").is_success
+    served.start_federation(federation_id)
     agents = [
         prepare_agent(tmp_path, name, served.url, served.enrolment_token(federation_id, name))
         for name in ("aster", "birch")

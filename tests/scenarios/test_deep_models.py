@@ -149,7 +149,7 @@ def enrol(served: Served) -> Iterator[Enrol]:
                 wire={"recipe": "int8_own_last"} if strategy == "fedavg" else {"recipe": "dense"},
                 limits={"max_update_bytes": 2**28},
             )
-            assert served.admin.post(f"/v1/federations/{federation_id}/start").is_success
+            served.start_federation(federation_id)
             clients = []
             for seed, name in enumerate(("aster", "birch")):
                 silo = served.enrol(federation_id, name, layers=model.layers, shapes=dict(model.shapes))

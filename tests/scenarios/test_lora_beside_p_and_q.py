@@ -58,7 +58,7 @@ def test_base_models_share_pq_and_not_lora(
     federation_id = served.federation(**PLAN)
     anchors = json.loads((EXAMPLES / "anchors.json").read_bytes())
     assert served.admin.put(f"/v1/federations/{federation_id}/anchors", json=anchors).is_success
-    assert served.admin.post(f"/v1/federations/{federation_id}/start").is_success
+    served.start_federation(federation_id)
     aster, birch, cedar = agents = [
         prepare_agent(tmp_path, name, served.url, served.enrolment_token(federation_id, name), model=model)
         for name, model in (("aster", "S"), ("birch", "S"), ("cedar", "L"))

@@ -41,7 +41,7 @@ def run(fresh_database: Callable[[str], str], serve: Callable[..., Served], tmp_
             adapter={"kind": "lora", "rank": 4, "scale": SCALE, "roles": ["v", "down"]},
             wire={"recipe": "dense"},  # what was sent is what was learnt, to the bit
         )
-        assert served.admin.post(f"/v1/federations/{federation_id}/start").is_success
+        served.start_federation(federation_id)
         agents = [
             prepare_agent(tmp_path, name, served.url, served.enrolment_token(federation_id, name))
             for name in ("aster", "birch")

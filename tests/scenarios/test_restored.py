@@ -37,7 +37,7 @@ def test_agents_refuse_a_restored_coordinator_until_acceptance(
         prepare_agent(tmp_path, name, served.url, served.enrolment_token(federation_id, name))
         for name in ("aster", "birch")
     ]
-    served.admin.post(f"/v1/federations/{federation_id}/start")
+    served.start_federation(federation_id)
     for agent in agents:
         agent.start()
     wait_until(lambda: agents[0].file(2, "weights.safetensors"), what="the second round")

@@ -61,7 +61,7 @@ def test_agents_run_rounds_of_an_installed_strategy(
 ) -> None:
     served = coordinator
     federation_id = served.federation(**PLAN)
-    served.admin.post(f"/v1/federations/{federation_id}/start")
+    served.start_federation(federation_id)
     agents = [
         prepare_agent(tmp_path, name, served.url, served.enrolment_token(federation_id, name))
         for name in ("aster", "birch")
@@ -80,7 +80,7 @@ def test_an_agent_without_the_package_names_it(
 ) -> None:
     served = coordinator
     federation_id = served.federation(**PLAN)
-    served.admin.post(f"/v1/federations/{federation_id}/start")
+    served.start_federation(federation_id)
     agent = prepare_agent(tmp_path, "aster", served.url, served.enrolment_token(federation_id, "aster"))
     monkeypatch.setenv("PYTHONPATH", str(EXAMPLES.parent))
     agent.start()
@@ -114,7 +114,7 @@ def test_federations_of_an_uninstalled_strategy_are_shown(
     pq = {"rank": 2, "blocks": 1, "roles": ["q", "v"]}
     federation_id = served.federation(**PLAN | {"adapter": pq})
     silos = [served.enrol(federation_id, name) for name in ("a", "b")]
-    served.admin.post(f"/v1/federations/{federation_id}/start")
+    served.start_federation(federation_id)
     join(silos[0], 1)
     uninstall(monkeypatch)
     shown = served.admin.get(f"/v1/federations/{federation_id}")

@@ -63,7 +63,7 @@ def test_sft_and_dpo_adapters_are_scored_and_sent(
         "PYTHONPATH", os.pathsep.join([str(site), *filter(None, [os.environ.get("PYTHONPATH")])])
     )
     federation_id = coordinator.federation(**PLAN)
-    coordinator.admin.post(f"/v1/federations/{federation_id}/start")
+    coordinator.start_federation(federation_id)
     agents = [
         prepare_agent(tmp_path, name, coordinator.url, coordinator.enrolment_token(federation_id, name))
         for name in ("aster", "birch")

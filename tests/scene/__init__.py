@@ -1,1 +1,1 @@
-"""Builders that all tests use: a coordinator, its federations and members, rounds, requests, training, waiting."""
+"""Builders of all tests: coordinator, federations, members, rounds, signed requests, training, waiting."""

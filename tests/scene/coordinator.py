@@ -98,11 +98,16 @@ class Served:
         return self.http(made.json()["token"])
 
     def federation(self, **plan: Any) -> str:
-        """Create a federation and give its id."""
+        """Create a federation; return its id."""
         wanted = {"name": "clinics", "strategy": {"name": "fedavg"}} | plan
         made = self.admin.post("/v1/federations", json=wanted)
         assert made.status_code == 201, made.text
         return str(made.json()["id"])
+
+    def start_federation(self, federation_id: str) -> None:
+        """Start a federation; its first round opens."""
+        answer = self.admin.post(f"/v1/federations/{federation_id}/start")
+        assert answer.status_code == 200, answer.text
 
     def enrolment_token(self, federation_id: str, name: str, **request: Any) -> str:
         """Make a one-time token."""
@@ -222,7 +227,7 @@ def start(database_url: str, *, traces: Any = None, **settings: Any) -> Served:
 
 
 def slug(answer: httpx.Response) -> str:
-    """Give the problem type of a refusal, after checking that it is a proper problem document."""
+    """Check the problem document of a refusal; return its type without the prefix."""
     assert answer.headers["content-type"] == "application/problem+json", answer.text
     problem = answer.json()
     assert problem["status"] == answer.status_code

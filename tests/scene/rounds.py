@@ -51,20 +51,20 @@ def scored(trained: Mapping[str, float], count: int = 96, **others: Any) -> dict
 
 
 def running(served: Served, clients: int = 2, **wanted: Any) -> tuple[str, list[Silo]]:
-    """Make a federation, enrol clients and start it; the silos come in the order of their ids."""
+    """Create a federation, enrol clients and start it; return its id and the silos in order of their ids."""
     federation_id = served.federation(**(wanted or PLAN))
     silos = [served.enrol(federation_id, f"silo-{i}") for i in range(clients)]
-    assert served.admin.post(f"/v1/federations/{federation_id}/start").status_code == 200
+    served.start_federation(federation_id)
     return federation_id, sorted(silos, key=lambda silo: silo.client_id)
 
 
 def url(silo: Silo, number: int, rest: str = "") -> str:
-    """Name a round: `url(silo, 1, "/join")`."""
+    """Return the path of a round: `url(silo, 1, "/join")`."""
     return f"/v1/federations/{silo.federation_id}/rounds/{number}{rest}"
 
 
 def upload_headers(body: bytes, encoding: str | None = None) -> dict[str, str]:
-    """Say what an upload must say."""
+    """Return the headers of an upload."""
     headers = {"Content-Type": MEDIA_TYPE, "Content-Digest": to_field(digest_of(body))}
     return headers | ({"Content-Encoding": encoding} if encoding else {})
 
@@ -78,7 +78,7 @@ def signature_body(silo: Silo, number: int, signature: NDArray[np.float32]) -> b
 
 
 def try_join(silo: Silo, number: int, signature: NDArray[np.float32] | None = None) -> httpx.Response:
-    """Ask to take part."""
+    """Send a join, which may be refused."""
     if signature is None:
         return silo.http.post(url(silo, number, "/join"))
     body = signature_body(silo, number, signature)
@@ -86,7 +86,7 @@ def try_join(silo: Silo, number: int, signature: NDArray[np.float32] | None = No
 
 
 def join(silo: Silo, number: int, signature: NDArray[np.float32] | None = None) -> str:
-    """Take part; give the digest of the weights to start from."""
+    """Join a round; return the digest of the weights to start from."""
     answer = try_join(silo, number, signature)
     assert answer.status_code == 200, answer.text
     return str(answer.json()["weights"]["digest"])
@@ -128,7 +128,7 @@ def coded_body(
     change: Callable[[dict[str, Array]], object] = lambda streams: None,
     **said: Any,
 ) -> tuple[bytes, Tensors]:
-    """Make an update that is the difference to what is `held`; give it and the state that it means.
+    """Encode an update as the difference to `held`; return the body and the state after it.
 
     `change` may change the streams.
     """
@@ -158,13 +158,13 @@ def deliver(silo: Silo, number: int, tensors: Tensors, **said: Any) -> httpx.Res
 
 
 def send_scores(silo: Silo, number: int, scores: dict[str, Any]) -> tuple[int, str]:
-    """Send scores; give the status and the kind of a refusal."""
+    """Send scores; return the status and the problem type of a refusal."""
     answer = silo.http.put(url(silo, number, "/scores"), json=scores)
     return answer.status_code, slug(answer) if answer.is_error else ""
 
 
 def layout_for(silo: Silo) -> Layout:
-    """Ask which tensors a client sends and is served."""
+    """Read the layout that a client sends and is served."""
     shown = silo.http.get("/v1/me").json()["layout"]
     return in_order({name: tuple(shape) for name, shape in shown.items()})
 
@@ -191,7 +191,7 @@ def last_update(silo: Silo, layout: Layout = LAYOUT) -> dict[str, NDArray[np.flo
 
 
 def show(served: Served, federation_id: str, number: int) -> dict[str, Any]:
-    """Look at a round as an operator."""
+    """Read a round as an operator."""
     answer = served.admin.get(f"/v1/federations/{federation_id}/rounds/{number}")
     assert answer.status_code == 200, answer.text
     return dict(answer.json())
@@ -200,7 +200,7 @@ def show(served: Served, federation_id: str, number: int) -> dict[str, Any]:
 def wait_for(
     served: Served, federation_id: str, number: int, state: str, seconds: float = 60.0
 ) -> dict[str, Any]:
-    """Wait until a round is in a state; give its view."""
+    """Wait until a round is in a state; return its view."""
     wait_until(lambda: served.round_state(federation_id, number) == state, seconds)
     return show(served, federation_id, number)
 
@@ -208,7 +208,7 @@ def wait_for(
 def one_round(
     served: Served, federation_id: str, silos: list[Silo], number: int, fill: list[float]
 ) -> dict[str, Any]:
-    """Let everybody deliver; give the published round."""
+    """Deliver for all silos; return the published round."""
     for silo, value in zip(silos, fill, strict=True):
         deliver(silo, number, values(value))
     return wait_for(served, federation_id, number, "published")

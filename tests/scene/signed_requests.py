@@ -60,7 +60,7 @@ def request_bytes(request: httpx.Request, *, body: bytes | None = None) -> bytes
 
 
 def send(served: Served, request: httpx.Request) -> tuple[int, str]:
-    """Send a request; give the status and the kind of a refusal."""
+    """Send a request; return the status and the problem type of a refusal."""
     answer = served.http().send(request)
     if answer.status_code == 401:
         assert answer.headers["www-authenticate"].startswith("Signature")

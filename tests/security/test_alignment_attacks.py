@@ -46,7 +46,7 @@ def published(served: Served) -> tuple[str, list[Silo], dict[str, str]]:
     silos = [served.enrol(federation_id, "pivotal"), served.enrol(federation_id, "other", base_model=OTHER)]
     for silo, base_model in zip(silos, (PIVOT, OTHER), strict=True):
         assert put_pack(silo.http, federation_id, base_model).status_code == 201
-    served.admin.post(f"/v1/federations/{federation_id}/start")
+    served.start_federation(federation_id)
     packs = stored(served, federation_id)
     take_part(served, silos, 1, packs)
     return federation_id, silos, packs
@@ -67,7 +67,7 @@ def test_a_foreign_base_model_must_follow_the_pivot(coordinator: Served) -> None
         coordinator.enrol(federation_id, "evil", base_model=JUNK),
         coordinator.enrol(federation_id, "honest"),
     )
-    coordinator.admin.post(f"/v1/federations/{federation_id}/start")
+    coordinator.start_federation(federation_id)
     junk = body(federation_id, JUNK, tensors(OTHER), alignment_set=ANOTHER_SET)
     assert refused(deliver(attacker.http, federation_id, JUNK, junk)) == (409, "pivot-pack-missing")
     assert put_pack(honest.http, federation_id, PIVOT).status_code == 201
@@ -168,7 +168,7 @@ def test_zeros_after_a_voided_round_are_constant_bytes(coordinator: Served) -> N
     federation_id = aligned(coordinator, rounds={"total": 3, "min_clients": 2, "collect_seconds": 600})
     silos = [coordinator.enrol(federation_id, name) for name in ("a", "b")]
     assert put_pack(silos[0].http, federation_id, PIVOT).status_code == 201
-    coordinator.admin.post(f"/v1/federations/{federation_id}/start")
+    coordinator.start_federation(federation_id)
     before = [join(silo, 1) for silo in silos]
     assert put_pack(coordinator.admin, federation_id, PIVOT, **REPLACED).status_code == 201
     after = [join(silo, 2) for silo in silos]
@@ -186,7 +186,7 @@ def test_weights_of_an_unopened_round_are_recomputed(coordinator: Served) -> Non
     take_part(coordinator, silos, 2, packs)
     errors = dict.fromkeys(MODULES, ERRORS | {"a": 0.2})
     assert put_pack(coordinator.admin, federation_id, OTHER, errors=errors).status_code == 201
-    coordinator.admin.post(f"/v1/federations/{federation_id}/start")
+    coordinator.start_federation(federation_id)
     join(silos[1], 3)
     assert (weights(silos[1], 3)["b0.q.P"] == 1.0).all()
 
@@ -195,7 +195,7 @@ def test_revoking_a_client_ends_its_packs(coordinator: Served) -> None:
     federation_id = aligned(coordinator)
     attacker, honest = (coordinator.enrol(federation_id, name) for name in ("evil", "honest"))
     assert put_pack(attacker.http, federation_id, PIVOT).status_code == 201
-    coordinator.admin.post(f"/v1/federations/{federation_id}/start")
+    coordinator.start_federation(federation_id)
     better = body(federation_id, PIVOT, **REPLACED)
     assert refused(deliver(honest.http, federation_id, PIVOT, better)) == (409, "upload-conflict")
     revoked = coordinator.admin.delete(f"/v1/federations/{federation_id}/clients/{attacker.client_id}")

@@ -81,7 +81,7 @@ def test_the_streams_of_a_process_share_one_query(
         wait_until(lambda: state.polls > polls + 2)
         assert asked[-1] == federation_ids
         assert len(pages) == len(opened), "who is quiet asks once, when it begins"
-        served.admin.post(f"/v1/federations/{silos[0].federation_id}/start")
+        served.start_federation(silos[0].federation_id)
         for lines in opened[:4]:
             assert next(line for line in lines if line.startswith("event: ")) == "event: round"
         assert len(pages) == len(opened), "nor is anything looked up for each of them"

@@ -167,7 +167,7 @@ def test_a_fold_hides_factors_and_needs_min_voices(coordinator: Served, strategy
     )
     profile: dict[str, Any] = {"layers": 1, "roles": ["q"], "shapes": {"q": [D_OUT, D_IN]}}
     silos = [coordinator.enrol(federation_id, f"l{i}", **profile) for i in range(3)]
-    assert coordinator.admin.post(f"/v1/federations/{federation_id}/start").status_code == 200
+    coordinator.start_federation(federation_id)
     sent = [lora(silo, 1, i) for i, silo in enumerate(silos)]
     wait_for(coordinator, federation_id, 1, "published")
     newcomer = coordinator.enrol(federation_id, "late", **profile)

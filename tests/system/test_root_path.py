@@ -132,7 +132,7 @@ def test_an_agent_enrols_and_sends_signed_requests(
     with CoordinatorApi(front.url, key=key, deadline_seconds=0) as api:
         assert api.me().client_id == member.client_id
         assert isinstance(api.current_round(federation_id, wait_seconds=1), NoOpenRound)
-        assert served.admin.post(f"/v1/federations/{federation_id}/start").status_code == 200
+        served.start_federation(federation_id)
         joined = api.join(federation_id, 1, None)
         assert api.weights(federation_id, 1).digest == joined.weights.digest
     if front.trust is not None:

@@ -48,7 +48,7 @@ def silo_file(
     )
     content = json.loads((EXAMPLES / "anchors.json").read_bytes())
     served.admin.put(f"/v1/federations/{federation_id}/anchors", json=content)
-    served.admin.post(f"/v1/federations/{federation_id}/start")
+    served.start_federation(federation_id)
     operator = ("--token", ADMIN_TOKEN, "--url", served.url)
     done = tessera("make-pivot-pack", federation_id, MODELS["S"], *operator)
     assert done.exit_code == 0, done.output

@@ -60,7 +60,7 @@ class Scene:
 
     def start(self, transport: httpx.BaseTransport | None = None) -> None:
         self.participant = self.enrol(self.federation_id, transport)
-        self.served.admin.post(f"/v1/federations/{self.federation_id}/start")
+        self.served.start_federation(self.federation_id)
 
     def run_round(self) -> int:
         brief = next_brief(self.participant)

@@ -29,7 +29,7 @@ class Scene:
         self.served, self.folder = served, folder
         self.federation_id = served.federation(**PLAN)
         self.home = folder / self.federation_id
-        served.admin.post(f"/v1/federations/{self.federation_id}/start")
+        served.start_federation(self.federation_id)
 
     def enrol(self, name: str, token: str | None = None) -> Membership:
         with CoordinatorApi(self.served.url, key=None, deadline_seconds=0) as api:

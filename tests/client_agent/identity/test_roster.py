@@ -38,7 +38,7 @@ class Scene:
         self.other = served.enrol(self.federation_id, "other")
         token = served.enrolment_token(self.federation_id, "me")
         self.member = enrol(self.connect(None), folder, token=token, name="me", profile=AGENT)
-        served.admin.post(f"/v1/federations/{self.federation_id}/start")
+        served.start_federation(self.federation_id)
 
     def connect(self, key: Ed25519PrivateKey | None, transport: Any = None) -> CoordinatorApi:
         connection = CoordinatorApi(self.served.url, key=key, deadline_seconds=0, transport=transport)

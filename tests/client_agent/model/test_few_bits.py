@@ -146,7 +146,7 @@ def test_quantised_silo_makes_the_dense_silos_pack(
     )
     content = json.loads((EXAMPLES / "anchors.json").read_bytes())
     served.admin.put(f"/v1/federations/{federation_id}/anchors", json=content)
-    served.admin.post(f"/v1/federations/{federation_id}/start")
+    served.start_federation(federation_id)
     with ExitStack() as stack:
         who = enrolled(served, federation_id, silo, tmp_path, stack)
         who = replace(who, trainer=replace(who.trainer, pivot_wait=PivotWait(patience_seconds=0)))

@@ -70,7 +70,7 @@ class Pair:
             )
             for name, train in halves.items()
         }
-        served.admin.post(f"/v1/federations/{self.federation_id}/start")
+        served.start_federation(self.federation_id)
 
     def brief(self, name: str) -> RoundBrief:
         return next_brief(self.members[name])

@@ -85,7 +85,7 @@ def taken_part(silo: Silo, tmp_path: Path, served: Served) -> Callable[..., Roun
         folder = read_settings(file).folder
         with ExitStack() as stack:
             who = enrolled(served, federation_id, silo, folder, stack)
-            served.admin.post(f"/v1/federations/{federation_id}/start")
+            served.start_federation(federation_id)
             run(who, limited_sleep(500))
         return Rounds(file, who.workspace.home, served)
 

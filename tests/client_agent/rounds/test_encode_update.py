@@ -68,7 +68,7 @@ class Scene:
         self.served = served
         self.federation_id = served.federation(**alone_plan(**({"adapter": PQ} | plan)))
         self.who = enrol(self.federation_id)
-        served.admin.post(f"/v1/federations/{self.federation_id}/start")
+        served.start_federation(self.federation_id)
 
     def brief(self) -> RoundBrief:
         return next_brief(self.who)

@@ -154,7 +154,7 @@ def test_personal_adapter_stays_local_and_is_kept(
     )
     federation_id = served.federation(**plan)
     member = participant(federation_id)
-    served.admin.post(f"/v1/federations/{federation_id}/start")
+    served.start_federation(federation_id)
     run(member, limited_sleep(500))
     folder = member.workspace.rounds.open(2)
     trained = TrainingResult.from_bytes(folder.read(TRAINED))

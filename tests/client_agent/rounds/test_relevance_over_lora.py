@@ -51,7 +51,7 @@ def test_agents_of_one_base_model_share_lora(served: Served, tmp_path: Path) -> 
         scores={"examples": 8},
         wire={"recipe": "dense", "weights_recipe": "dense"},
     )
-    served.admin.post(f"/v1/federations/{federation_id}/start")
+    served.start_federation(federation_id)
     agents = take_part(served, federation_id, tmp_path)
     path = f"/v1/federations/{federation_id}/rounds/1"
     rows = np.full((2, 2), 0.5)

@@ -75,7 +75,7 @@ def test_torchrun_round_ends_with_reason_and_resumes(
     end: Callable[[subprocess.Popen[bytes]], None], explanation: str, served: Served, tmp_path: Path
 ) -> None:
     federation_id = served.federation(**PLAN)
-    served.admin.post(f"/v1/federations/{federation_id}/start")
+    served.start_federation(federation_id)
     agent = prepare_agent(tmp_path, "aster", served.url, served.enrolment_token(federation_id, "aster"))
     file = agent.folder / "silo.toml"
     file.write_text(f"{file.read_text()}checkpoint_seconds = 1\n")

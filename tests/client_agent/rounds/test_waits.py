@@ -102,7 +102,7 @@ def test_waiting_agent_logs_the_missing_silo(
     caplog.set_level(logging.INFO)
     federation_id = served.federation(**alone_plan(rounds={"total": 1, "min_clients": 2}))
     token = served.enrolment_token(federation_id, "aster")
-    served.admin.post(f"/v1/federations/{federation_id}/start")
+    served.start_federation(federation_id)
     settings, stop = AgentSettings.from_toml(config(tmp_path, url=served.url)), StopFlag()
     ended: list[type[BaseException]] = []
     with open_participant(settings, (token, "aster"), stop=stop) as participant:

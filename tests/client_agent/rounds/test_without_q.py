@@ -39,7 +39,7 @@ def federation(served: Served, mix: str, **adapter: bool) -> str:
 def require_shared(served: Served, federation_id: str, folder: Path, mix: str, *, bias: bool) -> None:
     """Take part in both rounds; check that both sides have the layout, and that mixtures are served."""
     layout = pq_layout(MODULES, 4, bias=bias)
-    assert served.admin.post(f"/v1/federations/{federation_id}/start").status_code == 200
+    served.start_federation(federation_id)
     agents = take_part(served, federation_id, folder)
     for name, peer in (NAMES, NAMES[::-1]):
         rounds = {who: agents[who].workspace.rounds for who in NAMES}

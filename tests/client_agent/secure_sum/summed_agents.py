@@ -86,7 +86,7 @@ class Agents:
     agents: list[Agent]
 
     def start(self) -> None:
-        assert self.served.admin.post(f"/v1/federations/{self.federation_id}/start").status_code == 200
+        self.served.start_federation(self.federation_id)
 
     def train(self) -> None:
         for agent in self.agents:

@@ -25,7 +25,7 @@ def start_federation(served: Served, strategy: str) -> str:
         signature={"dim": 4},
         **({"wire": SPARSE} if strategy == "ca_pfl" else {}),
     )
-    assert served.admin.post(f"/v1/federations/{federation_id}/start").status_code == 200
+    served.start_federation(federation_id)
     return federation_id
 
 

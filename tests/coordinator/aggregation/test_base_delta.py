@@ -91,7 +91,7 @@ def product(adapter: dict[str, NDArray[np.float32]], module: str) -> Floats:
 
 def start_federation(served: Served, strategy: str) -> str:
     federation_id = served.federation(strategy={"name": strategy}, **PLAN)
-    assert served.admin.post(f"/v1/federations/{federation_id}/start").status_code == 200
+    served.start_federation(federation_id)
     return federation_id
 
 

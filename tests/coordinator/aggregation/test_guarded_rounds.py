@@ -119,7 +119,7 @@ def test_agreement_excludes_the_common_start_of_lora(coordinator: Served) -> Non
     plan["rounds"] = {"total": 3, "min_clients": 2, "collect_seconds": 600}
     federation_id = coordinator.federation(**plan)
     silos = [coordinator.enrol(federation_id, f"silo-{i}", layers=1, shapes=LORA) for i in range(2)]
-    assert coordinator.admin.post(f"/v1/federations/{federation_id}/start").status_code == 200
+    coordinator.start_federation(federation_id)
     silos.sort(key=lambda silo: silo.client_id)
     a = first_a("l0.q.A", (2, 4), 7).reshape(2, 4)
     for silo, learnt in zip(silos, (0.1, -0.1), strict=True):
@@ -142,7 +142,7 @@ def test_layers_of_a_single_base_model_are_mixed(coordinator: Served) -> None:
         for model, layers in models
         for i in range(2)
     ]
-    assert coordinator.admin.post(f"/v1/federations/{federation_id}/start").status_code == 200
+    coordinator.start_federation(federation_id)
     sent = {}
     for i, silo in enumerate(silos):
         layout = layout_for(silo)

@@ -71,7 +71,7 @@ def test_lora_is_averaged_inside_each_base_model(coordinator: Served) -> None:
     federation_id = create_federation(coordinator, {"name": "fedavg"})
     models = [PIVOT, PIVOT, OTHER, OTHER]
     silos = [enrol(coordinator, federation_id, f"silo-{i}", model) for i, model in enumerate(models)]
-    assert coordinator.admin.post(f"/v1/federations/{federation_id}/start").status_code == 200
+    coordinator.start_federation(federation_id)
     for i, (silo, model) in enumerate(zip(silos, models, strict=True)):
         deliver(silo, model, 1, shared=float(i), own=10.0 * i, signature=ALIKE)
     wait_for(coordinator, federation_id, 1, "published")
@@ -96,7 +96,7 @@ def test_lora_follows_relevance_inside_its_base_model(coordinator: Served) -> No
     models = [PIVOT, PIVOT, PIVOT, OTHER]
     signatures = [ALIKE, ALIKE, [0.0, 1.0, 0.0, 0.0], [0.0, 1.0, 0.0, 0.0]]
     silos = [enrol(coordinator, federation_id, f"silo-{i}", model) for i, model in enumerate(models)]
-    assert coordinator.admin.post(f"/v1/federations/{federation_id}/start").status_code == 200
+    coordinator.start_federation(federation_id)
     for i, (silo, model, signature) in enumerate(zip(silos, models, signatures, strict=True)):
         deliver(silo, model, 1, shared=float(i), own=10.0 * i, signature=signature)
     wait_for(coordinator, federation_id, 1, "published")
@@ -115,7 +115,7 @@ def test_lora_follows_relevance_inside_its_base_model(coordinator: Served) -> No
 def test_updates_with_missing_or_private_lora_are_refused(coordinator: Served) -> None:
     federation_id = create_federation(coordinator, {"name": "fedavg"})
     silo = enrol(coordinator, federation_id, "a", PIVOT)
-    assert coordinator.admin.post(f"/v1/federations/{federation_id}/start").status_code == 200
+    coordinator.start_federation(federation_id)
     base = join(silo, 1)
     whole = {name: np.ones(shape, np.float32) for name, shape in layout_for(silo).items()}
     digest = pack_digest(silo, PIVOT)

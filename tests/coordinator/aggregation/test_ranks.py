@@ -41,7 +41,7 @@ def running(served: Served, models: list[str]) -> tuple[str, list[Silo]]:
         served.enrol(federation_id, f"c{i}", base_model=model, layers=2, shapes=SHAPES)
         for i, model in enumerate(models)
     ]
-    assert served.admin.post(f"/v1/federations/{federation_id}/start").status_code == 200
+    served.start_federation(federation_id)
     return federation_id, silos
 
 

@@ -194,7 +194,7 @@ def test_packs_with_frames_outside_target_modules_are_refused(coordinator: Serve
 def test_a_join_needs_a_stored_pack(coordinator: Served) -> None:
     federation_id = aligned(coordinator)
     silo = coordinator.enrol(federation_id, "a")
-    coordinator.admin.post(f"/v1/federations/{federation_id}/start")
+    coordinator.start_federation(federation_id)
     brief = silo.http.get(f"/v1/federations/{federation_id}/rounds/current").json()
     assert brief["alignment"]["pivot"] == PIVOT
     assert refused(try_join(silo, 1)) == (409, "pack-missing")
@@ -211,7 +211,7 @@ def test_packs_of_one_set_share_common_modules(coordinator: Served) -> None:
     silos: list[tuple[Silo, str]] = [
         (coordinator.enrol(federation_id, name, base_model=name), name) for name in (PIVOT, OTHER)
     ]
-    coordinator.admin.post(f"/v1/federations/{federation_id}/start")
+    coordinator.start_federation(federation_id)
     bases = [join(silo, 1) for silo, _ in silos]
     for (silo, base_model), base, fill in zip(silos, bases, (1.0, 5.0), strict=True):
         wrong = update_body(silo, 1, base, values(fill))

@@ -25,7 +25,7 @@ def test_operators_store_anchors_before_the_start(coordinator: Served) -> None:
     response = silo.http.get(path)
     assert response.json() == ANCHORS
     assert digest_of(response.content) == stored.json()["digest"]
-    coordinator.admin.post(f"/v1/federations/{federation_id}/start")
+    coordinator.start_federation(federation_id)
     assert refused(operator.put(path, json=fewer)) == (409, "federation-state")
     assert operator.put(path, json=ANCHORS).status_code == 200
 
@@ -41,12 +41,12 @@ def test_a_start_needs_the_planned_number_of_anchors(coordinator: Served, stored
     assert (answer.json()["needed"], answer.json()["stored"]) == (3, stored)
     assert coordinator.admin.get(f"/v1/federations/{federation_id}").json()["state"] == "open"
     coordinator.admin.put(f"/v1/federations/{federation_id}/anchors", json=ANCHORS)
-    assert coordinator.admin.post(f"/v1/federations/{federation_id}/start").status_code == 200
+    coordinator.start_federation(federation_id)
 
 
 def test_random_frames_start_without_anchors(coordinator: Served) -> None:
     federation_id = aligned(coordinator, frames="random", has_anchors=False)
-    assert coordinator.admin.post(f"/v1/federations/{federation_id}/start").status_code == 200
+    coordinator.start_federation(federation_id)
 
 
 def test_anchors_with_duplicate_ids_are_refused(coordinator: Served) -> None:

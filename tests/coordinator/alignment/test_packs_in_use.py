@@ -38,7 +38,7 @@ def test_a_newcomer_with_an_empty_selection_may_join(coordinator: Served) -> Non
     pack = put_pack(coordinator.admin, federation_id, PIVOT).json()["digest"]
     assert put_pack(coordinator.admin, federation_id, OTHER, selected=[]).status_code == 201
     silos = [coordinator.enrol(federation_id, name) for name in ("a", "b")]
-    coordinator.admin.post(f"/v1/federations/{federation_id}/start")
+    coordinator.start_federation(federation_id)
     for silo, base in [(silo, join(silo, 1)) for silo in silos]:
         assert put(silo, 1, update_body(silo, 1, base, values(1.0), pack=pack)).status_code == 201
     wait_for(coordinator, federation_id, 1, "published")
@@ -124,7 +124,7 @@ def test_weights_of_an_ended_round_stay_after_the_finish(coordinator: Served) ->
     federation_id = aligned(coordinator)
     assert put_pack(coordinator.admin, federation_id, PIVOT).status_code == 201
     silo = coordinator.enrol(federation_id, "a")
-    coordinator.admin.post(f"/v1/federations/{federation_id}/start")
+    coordinator.start_federation(federation_id)
     joined = try_join(silo, 1).json()
     before = silo.http.get(url(silo, 1, "/weights"))
     assert put_pack(coordinator.admin, federation_id, PIVOT, selected=["b0.v"]).status_code == 201
@@ -143,7 +143,7 @@ def test_deleted_weights_of_a_replaced_pack_are_not_found(coordinator: Served) -
     federation_id = aligned(coordinator)
     pack = put_pack(coordinator.admin, federation_id, PIVOT).json()["digest"]
     silos = [coordinator.enrol(federation_id, name) for name in ("a", "b")]
-    coordinator.admin.post(f"/v1/federations/{federation_id}/start")
+    coordinator.start_federation(federation_id)
     for silo, base in [(silo, join(silo, 1)) for silo in silos]:
         assert put(silo, 1, update_body(silo, 1, base, values(1.0), pack=pack)).status_code == 201
     wait_for(coordinator, federation_id, 1, "published")

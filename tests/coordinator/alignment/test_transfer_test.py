@@ -50,7 +50,7 @@ def assert_shares(served: Served, federation_id: str, of_pivot: str, of_other: s
     """Play a round of a client of the pivot and two of the other base model; see whether it mixes both."""
     pivots = served.enrol(federation_id, "pivot")
     others = [served.enrol(federation_id, name, base_model=OTHER) for name in ("a", "b")]
-    served.admin.post(f"/v1/federations/{federation_id}/start")
+    served.start_federation(federation_id)
     bases = [join(silo, 1) for silo in (pivots, *others)]
     for silo, base, fill in zip((pivots, *others), bases, (1.0, 3.0, 5.0), strict=True):
         digest = of_pivot if silo is pivots else of_other

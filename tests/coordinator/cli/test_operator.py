@@ -226,7 +226,7 @@ def test_an_interrupted_watch_ends_with_a_sentence(
 def test_round_show_defaults_to_the_current_round(tessera: Operator) -> None:
     federation_id = tessera.served.federation()
     assert "No round yet; start the federation" in tessera("round", "show", federation_id, fails=True)
-    tessera.served.admin.post(f"/v1/federations/{federation_id}/start")
+    tessera.served.start_federation(federation_id)
     assert tessera.json("round", "show", federation_id)["round"] == 1
 
 

@@ -68,7 +68,7 @@ def test_a_stream_resumes_after_last_event_id(coordinator: Served) -> None:
 def test_clients_receive_no_events_of_other_clients(coordinator: Served) -> None:
     federation_id = coordinator.federation(rounds={"min_clients": 1})
     one, two = coordinator.enrol(federation_id, "a"), coordinator.enrol(federation_id, "b")
-    coordinator.admin.post(f"/v1/federations/{federation_id}/start")
+    coordinator.start_federation(federation_id)
     with following(two.http, federation_id, last=0) as seen:
         first, second = next(seen), next(seen)
     assert first["data"]["client_id"] == two.client_id

@@ -88,7 +88,7 @@ def test_private_updates_must_report_training_epsilon(coordinator: Served) -> No
     plan["signature"] = {"dim": 4, "dp": {"epsilon": 2}}
     federation_id = coordinator.federation(**{key: plan[key] for key in plan if key != "name"})
     silos = [coordinator.enrol(federation_id, name, capabilities=[CAPABILITY]) for name in ("a", "b")]
-    coordinator.admin.post(f"/v1/federations/{federation_id}/start")
+    coordinator.start_federation(federation_id)
     base = join(silos[0], 1)
     refused = put(silos[0], 1, update_body(silos[0], 1, base, values(1.0)))
     assert (refused.status_code, refused.json()["field"]) == (422, "training_epsilon")

@@ -43,7 +43,7 @@ def test_the_start_of_a_federation_wakes_long_polls(coordinator: Served) -> None
     federation_id = coordinator.federation(**ALONE)
     silo = coordinator.enrol(federation_id, "a")
     with waiting(silo, 20) as poll:
-        assert coordinator.admin.post(f"/v1/federations/{federation_id}/start").status_code == 200
+        coordinator.start_federation(federation_id)
         answer, seconds = result_of(poll)
     assert (answer.status_code, answer.json()["round"]) == (200, 1)
     assert seconds < 5
@@ -59,7 +59,7 @@ def test_polls_see_a_round_opened_during_their_query(
     def fetch_just_before(*arguments: Any) -> queries.ClientRoundStatus:
         status = fetch_status(*arguments)
         monkeypatch.setattr(queries, "fetch_status", fetch_status)
-        assert coordinator.admin.post(f"/v1/federations/{federation_id}/start").status_code == 200
+        coordinator.start_federation(federation_id)
         return status
 
     monkeypatch.setattr(queries, "fetch_status", fetch_just_before)
@@ -140,7 +140,7 @@ def test_a_second_long_poll_ends_the_clients_first(coordinator: Served) -> None:
         assert answer.status_code == 204
         assert seconds < 5
         assert not later.done()
-        coordinator.admin.post(f"/v1/federations/{federation_id}/start")
+        coordinator.start_federation(federation_id)
         assert result_of(later)[0].status_code == 200
 
 
@@ -161,7 +161,7 @@ def test_long_polls_hold_no_thread_or_connection(serve: Serve, fresh_database: C
         assert served.admin.get(f"/v1/federations/{federation_id}").json()["clients"]["enrolled"] == 60
         assert time.monotonic() - began < 10
         assert threading.active_count() <= before + 60 + 40  # theirs here, and the service's usual ones
-        served.admin.post(f"/v1/federations/{federation_id}/start")
+        served.start_federation(federation_id)
         assert [poll.result(timeout=20).status_code for poll in polls] == [200] * 60
 
 

@@ -43,7 +43,7 @@ def test_deleting_the_pivots_pack_restarts_an_aligned_sum(coordinator: Served) -
     federation_id = _federation(coordinator)
     silos = [coordinator.enrol(federation_id, f"s{i}", base_model=PIVOT) for i in range(2)]
     silos.append(coordinator.enrol(federation_id, "other", base_model=OTHER))
-    assert coordinator.admin.post(f"/v1/federations/{federation_id}/start").status_code == 200
+    coordinator.start_federation(federation_id)
     silos.sort(key=lambda silo: silo.client_id)
     published = sum_up(coordinator, federation_id, silos, [0.3, 0.3, 0.3])
     assert published["secure_sum"]["counted"] == 3
@@ -77,7 +77,7 @@ def test_base_models_of_different_alignment_sets_are_refused(coordinator: Served
         coordinator.enrol(federation_id, name, base_model=base_model)
         for name, base_model in (("a", PIVOT), ("b", OTHER), ("c", third))
     ]
-    assert coordinator.admin.post(f"/v1/federations/{federation_id}/start").status_code == 200
+    coordinator.start_federation(federation_id)
     assert [try_join(silo, 1).status_code for silo in silos[:2]] == [200, 200]
     refused = try_join(silos[2], 1)
     assert (refused.status_code, slug(refused)) == (422, "layout-mismatch")

@@ -143,7 +143,7 @@ def test_an_organisation_has_one_client_in_a_sum(coordinator: Served) -> None:
 def test_plans_may_allow_several_clients_per_organisation(coordinator: Served) -> None:
     federation_id = coordinator.federation(**summed(one_per_organisation=False))
     colleagues = [coordinator.enrol(federation_id, f"clinic-{n}", organisation="clinic") for n in range(2)]
-    coordinator.admin.post(f"/v1/federations/{federation_id}/start")
+    coordinator.start_federation(federation_id)
     bases = [join(silo) for silo in colleagues]
     for silo, base in zip(colleagues, bases, strict=True):
         assert put_ready(silo, base).status_code == 201

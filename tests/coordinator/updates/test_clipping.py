@@ -26,7 +26,7 @@ def lora_silo(coordinator: Served, recipe: RecipeName, **limits: float) -> Silo:
         coordinator.enrol(federation_id, f"s{i}", layers=1, shapes={"q": [3, 5]}, roles=["q"])
         for i in range(2)
     ]
-    assert coordinator.admin.post(f"/v1/federations/{federation_id}/start").status_code == 200
+    coordinator.start_federation(federation_id)
     return silos[0]
 
 

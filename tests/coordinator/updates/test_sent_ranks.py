@@ -32,7 +32,7 @@ def served(serve: Callable[..., Served], database_url: str) -> Served:
 def start_federation(served: Served, **plan: Any) -> list[Silo]:
     federation_id = served.federation(**PLAN | plan)
     silos = [served.enrol(federation_id, name, **FORM) for name in ("aster", "birch", "cedar")]
-    assert served.admin.post(f"/v1/federations/{federation_id}/start").is_success
+    served.start_federation(federation_id)
     return silos
 
 

@@ -47,7 +47,7 @@ def start_federation(coordinator: Served, **changes: Any) -> list[Silo]:
     federation_id = coordinator.federation(**distillation_plan(**changes))
     silos = [coordinator.enrol(federation_id, f"silo-{i}", base_model=f"m{i}-aaaaaaaaaaaa") for i in range(3)]
     assert coordinator.admin.put(f"/v1/federations/{federation_id}/anchors", json=ANCHORS).status_code == 201
-    assert coordinator.admin.post(f"/v1/federations/{federation_id}/start").status_code == 200
+    coordinator.start_federation(federation_id)
     return sorted(silos, key=lambda silo: silo.client_id)
 
 
@@ -203,7 +203,7 @@ def test_outputs_must_be_distributions(coordinator: Served) -> None:
 def test_outputs_are_unknown_tensors_without_the_option(coordinator: Served) -> None:
     federation_id = coordinator.federation(**plan(strategy={"name": "fedmosaic", "options": {}}))
     silo = coordinator.enrol(federation_id, "silo")
-    coordinator.admin.post(f"/v1/federations/{federation_id}/start")
+    coordinator.start_federation(federation_id)
     tensors: dict[str, Any] = {**values(1.0), **one_hot_outputs(1)}
     refused = put(silo, 1, update_body(silo, 1, join(silo, 1), tensors))
     assert (refused.status_code, slug(refused)) == (422, "tensor-schema")
