@@ -26,7 +26,7 @@ from coordinator.secure_sum import intake
 from coordinator.secure_sum.unmasking import opened_keys, unmasked_counts
 from schemas.secure_sum.count_proofs import message_bytes, summed_commitments, verify_counts
 from schemas.secure_sum.counts import count_segments, encoded_counts
-from tests.secure_sum.scene import Session, terms_of
+from tests.scene.secure_sums import Session, terms_of
 
 LOST = 0.1
 CHOICES = 2

@@ -24,7 +24,7 @@ from rich.console import Console
 from benchmarks import figures
 from coordinator.secure_sum import intake
 from coordinator.secure_sum.unmasking import opened_keys, unmasked_sum
-from tests.secure_sum.scene import Session, inputs_of, terms_of
+from tests.scene.secure_sums import Session, inputs_of, terms_of
 
 LOST = 0.1
 _BLOCK_VALUES = 1 << 16

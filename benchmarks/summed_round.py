@@ -43,9 +43,9 @@ from coordinator.storage import payloads
 from schemas.identity.documents import hash_of
 from schemas.maths.adapter import size
 from schemas.messages.secure_sum import CAPABILITY
-from tests.coordinator.secure_sum.members import KEYS, MASKED, UNMASK, SumClient, make_ready
 from tests.scene.coordinator import SIGNING_KEY, Silo
 from tests.scene.postgres_server import PostgresServer
+from tests.scene.sum_members import KEYS, MASKED, UNMASK, SumClient, make_ready
 
 GOAL_SECONDS = 25.0
 PHASES = ("keys", "shares", "masked", "confirm", "unmask")

@@ -15,7 +15,7 @@ from client_agent.model.examples import learnt_parts
 from client_agent.model.loading import load_base_model
 from client_agent.training.evaluate import evaluate
 from schemas.messages.federations import ScoresPlan
-from tests.studies.real_rows import write_folders
+from tests.scene.real_rows import write_folders
 
 
 @pytest.mark.slow

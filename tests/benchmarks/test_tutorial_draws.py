@@ -7,7 +7,7 @@ from pathlib import Path
 from benchmarks.tutorial_draws import TESTS, silos_of_tutorial, write_study
 from studies.partition import draw_examples
 from studies.study import read_study
-from tests.scenarios.agents import MODELS
+from tests.scene.agent_processes import MODELS
 
 
 def test_a_draw_divides_the_messages_of_the_tutorial(tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ from client_agent.settings import read_settings
 from client_agent.training.silo import Silo, open_silo
 from client_agent.transport.client import CoordinatorApi
 from schemas.messages.rounds import FinishedBrief, RoundBrief
-from tests.scenarios.agents import EXAMPLES, MODELS
+from tests.scene.agent_processes import EXAMPLES, MODELS
 from tests.scene.coordinator import Served, start
 from tests.scene.waiting import wait_until
 

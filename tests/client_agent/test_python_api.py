@@ -17,7 +17,7 @@ from studies.quickstart.folder import QuickstartFolder
 from tests.client_agent.conftest import config
 from tests.client_agent.test_daemon import alone_plan
 from tests.scene.coordinator import Served
-from tests.studies.studies import write_study
+from tests.scene.studies import write_study
 
 ROOT = Path(__file__).parents[2]
 

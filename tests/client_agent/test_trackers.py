@@ -13,9 +13,9 @@ from client_agent.errors import SettingsUnusable
 from client_agent.rounds.steps import take_part
 from client_agent.session import open_participant
 from client_agent.settings import read_settings
-from tests.client_agent.commands import tessera
 from tests.client_agent.conftest import checked, config, next_brief
 from tests.client_agent.test_daemon import alone_plan, limited_sleep
+from tests.scene.agent_commands import tessera
 from tests.scene.coordinator import Served
 from tests.scene.tracker_records import in_new_process, recorded, recorded_by_trackio
 

@@ -20,7 +20,7 @@ from tests.deployment.composition import ROOT, argv_of, stage_of
 from tests.deployment.containers import Host
 from tests.deployment.tls_front import tls_front
 from tests.scene.postgres_server import PostgresServer
-from tests.stress.processes import free_port
+from tests.scene.replica_processes import free_port
 
 pytestmark = pytest.mark.timeout(600)
 

@@ -9,7 +9,7 @@ import pytest
 
 from client_agent.data.templates import template_names
 from examples.show_templates import main
-from tests.studies.real_rows import ROWS, write_folders
+from tests.scene.real_rows import ROWS, write_folders
 
 
 def test_data_sets_of_a_folder_are_shown(

@@ -12,8 +12,8 @@ from functools import partial
 
 import httpx
 
-from tests.hostile.process import ServedProcess
 from tests.hostile.scene import Answer, Scene, changed, is_answered, told
+from tests.scene.coordinator_process import ServedProcess
 from tests.scene.rounds import put
 
 CPU_SECONDS = 0.25

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.hostile.process import start_process
 from tests.hostile.scene import Scene, finish, set_up
+from tests.scene.coordinator_process import start_process
 
 
 @pytest.fixture(scope="session", params=["sqlite", pytest.param("postgres", marks=pytest.mark.long)])

@@ -18,8 +18,8 @@ from sqlalchemy import create_engine, text, update
 from coordinator.db.tables.federations import RoundRow, Table
 from schemas.messages.federations import ALL_ROLES
 from schemas.messages.recipes import Recipe
-from tests.hostile.process import ServedProcess
 from tests.scene.coordinator import Served, Silo, slug
+from tests.scene.coordinator_process import ServedProcess
 from tests.scene.rounds import deliver, join, plan, running, try_join, update_body, url, values, wait_for
 
 CAP = 64 * 2**20

@@ -16,9 +16,9 @@ from coordinator.app import create_app
 from coordinator.settings import Settings
 from tests.coordinator.alignment.test_alignment import OTHER, PIVOT, aligned, put_pack
 from tests.coordinator.alignment.test_transfer_test import figures
-from tests.coordinator.experts.stored_bank import store_bank
 from tests.scene.coordinator import Served, Silo, slug
 from tests.scene.rounds import join, put, update_body, values, wait_for
+from tests.scene.stored_bank import store_bank
 
 PEOPLE = ("auditor", "operator", "admin")
 NOBODY = ("nobody", "wrong bearer")

@@ -10,11 +10,11 @@ import pytest
 
 from tests.coordinator.alignment.test_alignment import OTHER, PIVOT, aligned, put_pack
 from tests.coordinator.alignment.test_transfer_test import figures
-from tests.coordinator.auth.provider import CLIENT, running_provider
-from tests.coordinator.experts.stored_bank import store_bank
 from tests.hostile.test_authorisation_matrix import ANYONE, NOT_SET_UP, POLICIES
 from tests.scene.coordinator import Served, Silo, slug, start
+from tests.scene.openid_provider import CLIENT, running_provider
 from tests.scene.rounds import join, put, update_body, values, wait_for
+from tests.scene.stored_bank import store_bank
 
 pytestmark = pytest.mark.slow
 

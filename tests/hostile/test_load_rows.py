@@ -21,9 +21,9 @@ from coordinator.db import migrate
 from coordinator.db.engine import Database
 from coordinator.http.limits.poll_rate import BURST
 from tests.hostile.attack import at_a_bounded_cost
-from tests.hostile.process import start_process
 from tests.hostile.scene import Answer, Scene, is_answered, listen, set_up, told, wait_until_told
 from tests.scene.coordinator import Served, Silo
+from tests.scene.coordinator_process import start_process
 from tests.scene.postgres_server import PostgresServer
 from tests.scene.rounds import (
     deliver,

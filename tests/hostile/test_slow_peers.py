@@ -19,8 +19,8 @@ import pytest
 
 from coordinator.http.limits.body_deadline import GRACE_SECONDS, HEAD_SECONDS, IDLE_SECONDS
 from tests.hostile.attack import Case, attack
-from tests.hostile.process import start_process
 from tests.hostile.scene import Answer, Scene, is_answered, listen, set_up
+from tests.scene.coordinator_process import start_process
 from tests.scene.rounds import upload_headers
 from tests.scene.signed_requests import request_bytes, signed
 

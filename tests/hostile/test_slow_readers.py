@@ -15,9 +15,9 @@ import pytest
 from coordinator.http.limits.body_deadline import ANSWER_BYTES_PER_SECOND, GRACE_SECONDS, IDLE_SECONDS
 from schemas.wire.envelope import MEDIA_TYPE
 from tests.hostile.attack import MEMORY_BYTES
-from tests.hostile.process import ServedProcess, start_process
 from tests.hostile.scene import is_answered
 from tests.scene.coordinator import Served, Silo
+from tests.scene.coordinator_process import ServedProcess, start_process
 from tests.scene.rounds import deliver, join, layout_for, plan, running, scored, url, wait_for
 from tests.scene.signed_requests import request_bytes, signed
 

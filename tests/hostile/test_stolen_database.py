@@ -20,8 +20,8 @@ from sqlalchemy import create_engine, inspect, text
 from client_agent.transport.request_signing import SignedRequests
 from schemas.identity.enrolment_token import read
 from schemas.identity.keys import decode
-from tests.hostile.process import ServedProcess, start_process
 from tests.scene.coordinator import ADMIN_TOKEN, PROFILE, SIGNING_KEY, Silo
+from tests.scene.coordinator_process import ServedProcess, start_process
 from tests.scene.rounds import deliver, join, plan, wait_for, weights
 
 RETRY_KEY = "cmV0cnkta2V5LW9mLXRoZS10ZXN0cy0zMi1ieXRlcyE"

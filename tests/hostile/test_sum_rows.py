@@ -18,11 +18,11 @@ from schemas.messages.secure_sum import ConfirmStep, SharesStep, UnmaskShare, Un
 from schemas.secure_sum.shamir import PRIME, SHARE_BYTES
 from schemas.secure_sum.statements import sign_keys
 from schemas.secure_sum.terms import terms_hash
-from tests.coordinator.secure_sum.members import CONFIRM, KEYS, MASKED, SHARES, UNMASK, SumClient, summing
-from tests.coordinator.secure_sum.members import Scene as SumScene
 from tests.hostile.attack import Case, attack
 from tests.hostile.scene import Scene
 from tests.scene.coordinator import Served
+from tests.scene.sum_members import CONFIRM, KEYS, MASKED, SHARES, UNMASK, SumClient, summing
+from tests.scene.sum_members import Scene as SumScene
 
 _A_DAY = 86400
 _LOW_ORDER = bytes(32)

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from client_agent.model.loading import base_model_slug
-from tests.scenarios.agents import EXAMPLES, MODELS, prepare_agent
 from tests.scenarios.forwarder import forwarding
+from tests.scene.agent_processes import EXAMPLES, MODELS, prepare_agent
 from tests.scene.coordinator import Served
 from tests.scene.waiting import wait_until
 

@@ -14,8 +14,8 @@ from benchmarks.s3_server import S3Server
 from coordinator.db.engine import Database
 from coordinator.db.tables.federations import PayloadRow
 from coordinator.storage import payload_moves
-from tests.scenarios.agents import prepare_agent
 from tests.scenarios.test_agents import plan
+from tests.scene.agent_processes import prepare_agent
 from tests.scene.coordinator import Served
 
 pytestmark = [pytest.mark.s3, pytest.mark.long, pytest.mark.timeout(600)]

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from client_agent.model.loading import base_model_slug
-from tests.scenarios.agents import EXAMPLES, MODELS, prepare_agent, tessera
+from tests.scene.agent_processes import EXAMPLES, MODELS, prepare_agent, tessera
 from tests.scene.coordinator import ADMIN_TOKEN, Served
 
 PIVOT, OTHER = (base_model_slug(str(MODELS[name])) for name in "SL")

@@ -9,10 +9,10 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.scenarios.agents import prepare_agent, tessera
+from tests.scene.agent_processes import prepare_agent, tessera
 from tests.scene.coordinator import ADMIN_TOKEN
+from tests.scene.replica_processes import Coordinator
 from tests.scene.waiting import wait_until
-from tests.stress.processes import Coordinator
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 

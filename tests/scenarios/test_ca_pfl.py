@@ -12,7 +12,7 @@ import pytest
 
 from client_agent.rounds.served_weights import read_weights
 from client_agent.rounds.training_result import TrainingResult
-from tests.scenarios.agents import AgentProcess, prepare_agent
+from tests.scene.agent_processes import AgentProcess, prepare_agent
 from tests.scene.coordinator import Served
 from tests.scene.waiting import wait_until
 

@@ -13,7 +13,7 @@ import safetensors.numpy
 from client_agent.model.loading import base_model_slug
 from client_agent.rounds.served_weights import read_weights
 from client_agent.rounds.training_result import TrainingResult
-from tests.scenarios.agents import EXAMPLES, MODELS, AgentProcess, prepare_agent
+from tests.scene.agent_processes import EXAMPLES, MODELS, AgentProcess, prepare_agent
 from tests.scene.coordinator import Served
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]

@@ -18,7 +18,7 @@ from client_agent.settings import read_settings
 from client_agent.storage.base_delta import BaseDelta, read_served
 from client_agent.training.silo import Silo, open_silo
 from schemas.maths.adapter import Layout, factor_of
-from tests.scenarios.agents import AgentProcess, prepare_agent
+from tests.scene.agent_processes import AgentProcess, prepare_agent
 from tests.scene.coordinator import Served
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.scenarios.agents import AgentProcess, prepare_agent, tessera
 from tests.scenarios.test_agents import plan
+from tests.scene.agent_processes import AgentProcess, prepare_agent, tessera
 from tests.scene.coordinator import Served
 from tests.scene.waiting import wait_until
 

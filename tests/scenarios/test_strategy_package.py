@@ -16,7 +16,7 @@ from client_agent.rounds.strategy import load_strategy
 from coordinator.strategies import opening
 from schemas.strategies.declaration import StrategyOptions
 from schemas.strategies.registry import OWN_STRATEGIES, strategy_names, strategy_packages
-from tests.scenarios.agents import EXAMPLES, prepare_agent
+from tests.scene.agent_processes import EXAMPLES, prepare_agent
 from tests.scene.coordinator import Served, slug
 from tests.scene.rounds import join, try_join
 

@@ -15,7 +15,7 @@ import pytest
 
 from client_agent.rounds.training_result import TrainingResult
 from client_agent.storage.round_folder import TRAINED, TRAINER, UPDATE
-from tests.scenarios.agents import EXAMPLES, AgentProcess, prepare_agent
+from tests.scene.agent_processes import EXAMPLES, AgentProcess, prepare_agent
 from tests.scene.coordinator import Served
 
 pytestmark = [

@@ -20,8 +20,8 @@ from schemas.user_files import (
     require_writable_folder,
     write_text,
 )
-from tests.client_agent.commands import tessera
 from tests.client_agent.conftest import config
+from tests.scene.agent_commands import tessera
 from tests.scene.disks import fill, mounted
 
 PLAN = json.dumps({"name": "x", "strategy": {"name": "fedavg"}})

@@ -38,7 +38,7 @@ from schemas.secure_sum.statements import (
     sign_keys,
     sign_sets,
 )
-from tests.secure_sum.scene import expectation_of, identity, inputs_of, terms_of
+from tests.scene.secure_sums import expectation_of, identity, inputs_of, terms_of
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,8 @@ from schemas.secure_sum.agreement import SecretKey, cleared_key, new_secret_key,
 from schemas.secure_sum.errors import MessageRefused, SecureSumError, SessionAborted, SharesInconsistent
 from schemas.secure_sum.statements import sign_keys
 from schemas.secure_sum.terms import terms_hash
+from tests.scene.secure_sums import Session, identity, inputs_of, session_until, terms_of
 from tests.secure_sum.lying_server import Colluder, Copy, LyingServer, Scene
-from tests.secure_sum.scene import Session, identity, inputs_of, session_until, terms_of
 from tests.secure_sum.x25519_points import PRIME, spellings
 
 SCENES = {

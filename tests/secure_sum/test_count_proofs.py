@@ -37,8 +37,8 @@ from schemas.secure_sum.curve import (
     times,
 )
 from schemas.secure_sum.errors import SecureSumError, SumOutOfRange
-from tests.secure_sum.forged_counts import forged_counts
-from tests.secure_sum.scene import identity, terms_of
+from tests.scene.forged_counts import forged_counts
+from tests.scene.secure_sums import identity, terms_of
 
 GROUPS = ("x1", "x2", "x3", "reject")
 MEMBERS = 5

@@ -17,7 +17,7 @@ from schemas.secure_sum.counts import count_segments, counts_digest, decoded_cou
 from schemas.secure_sum.encoding import most
 from schemas.secure_sum.errors import SecureSumError, SumOutOfRange, TermsRefused
 from schemas.secure_sum.segments import segment_of, segments_of, values_of_segment
-from tests.secure_sum.scene import DIGEST, Session, expectation_of, inputs_of, opened, terms_of
+from tests.scene.secure_sums import DIGEST, Session, expectation_of, inputs_of, opened, terms_of
 
 GROUPED = [
     {"name": "x0.A", "values": 10, "clip": 1 << 20, "group": "x0"},

@@ -11,7 +11,7 @@ from schemas.identity.keys import encode
 from schemas.messages.secure_sum import ConfirmStep, UnmaskStep
 from schemas.secure_sum.encoding import Modulus
 from schemas.secure_sum.errors import MessageRefused, SharesInconsistent, SumOutOfRange
-from tests.secure_sum.scene import Session, inputs_of, session_until, terms_of
+from tests.scene.secure_sums import Session, inputs_of, session_until, terms_of
 
 
 def test_confirmations_of_other_sets_or_members_are_refused() -> None:

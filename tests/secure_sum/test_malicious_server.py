@@ -14,7 +14,7 @@ from schemas.secure_sum.agreement import new_secret_key
 from schemas.secure_sum.errors import SessionAborted, TermsRefused
 from schemas.secure_sum.statements import sign_keys
 from schemas.secure_sum.terms import terms_hash
-from tests.secure_sum.scene import (
+from tests.scene.secure_sums import (
     Session,
     expectation_of,
     identity,

@@ -28,7 +28,7 @@ from schemas.secure_sum.errors import SecureSumError, SumOutOfRange
 from schemas.secure_sum.masks import MaskKey, Masks, keystream
 from schemas.secure_sum.statements import commitment_to
 from schemas.secure_sum.terms import is_signed_by_server, terms_hash, threshold_for
-from tests.secure_sum.scene import SERVER, identity, terms_of
+from tests.scene.secure_sums import SERVER, identity, terms_of
 
 U4 = np.dtype("<u4")
 

@@ -12,7 +12,7 @@ from coordinator.secure_sum.unmasking import opened_keys, plain_sum, unmasked_su
 from schemas.secure_sum.encoding import Modulus, modulus_for
 from schemas.secure_sum.errors import SessionAborted
 from schemas.secure_sum.terms import threshold_for
-from tests.secure_sum.scene import Session, inputs_of, terms_of
+from tests.scene.secure_sums import Session, inputs_of, terms_of
 
 
 def _survives(members: int, stops: dict[int, int]) -> bool:

@@ -16,7 +16,7 @@ from schemas.secure_sum.errors import SessionAborted
 from schemas.secure_sum.masks import MaskKey, Masks
 from schemas.secure_sum.shamir import combine, lagrange_weights
 from schemas.secure_sum.statements import commitment_to
-from tests.secure_sum.scene import Session, inputs_of, shares_in, terms_of
+from tests.scene.secure_sums import Session, inputs_of, shares_in, terms_of
 
 BEGAN = datetime(2026, 1, 1, tzinfo=UTC)
 

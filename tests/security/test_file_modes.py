@@ -14,7 +14,7 @@ import pytest
 from client_agent.identity.agent_folder import exclusive
 from client_agent.storage.files import write_durably
 from client_agent.storage.round_folder import RoundFolders
-from tests.hostile.process import start_process
+from tests.scene.coordinator_process import start_process
 
 ROOT = Path(__file__).parents[2]
 FEDERATION = "fed_01a20d44b8dca65dc64c5256"

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 import httpx
 import pytest
 
-from tests.coordinator.auth.provider import CLIENT, NONCE, REDIRECT, VERIFIER, Provider, running_provider
 from tests.scene.coordinator import Served, slug
+from tests.scene.openid_provider import CLIENT, NONCE, REDIRECT, VERIFIER, Provider, running_provider
 from tests.scene.waiting import wait_until
 
 Serve = Callable[..., Served]

@@ -25,9 +25,9 @@ from rich.table import Table
 from coordinator.db import migrate
 from coordinator.db.engine import Database
 from tests.scene.postgres_server import PostgresServer
+from tests.scene.replica_processes import Coordinator
 from tests.stress import kills, programs, real_agents, replicas
 from tests.stress.one_hot import Trial, check, taking_part, wait_for_the_end
-from tests.stress.processes import Coordinator
 from tests.stress.proxy import bad_network
 from tests.stress.summed import SummedTrial
 from tests.stress.targets import TARGETS

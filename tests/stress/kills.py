@@ -14,9 +14,9 @@ from pathlib import Path
 from coordinator.db.engine import Database
 from coordinator.observability.fault_points import PLACES, VARIABLE, Place
 from coordinator.storage import payloads
+from tests.scene.replica_processes import Coordinator, Undertaker
 from tests.stress import summed
 from tests.stress.one_hot import Trial, check, taking_part, wait_for_the_end
-from tests.stress.processes import Coordinator, Undertaker
 from tests.stress.summed import SummedTrial
 
 # Nothing is collected within an hour of its writing: at that place dies another process than a coordinator.

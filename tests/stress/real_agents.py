@@ -11,11 +11,11 @@ from typing import Any
 import httpx
 
 from schemas.wire.digests import digest_of
-from tests.scenarios.agents import AgentProcess, prepare_agent
+from tests.scene.agent_processes import AgentProcess, prepare_agent
 from tests.scene.coordinator import ADMIN_TOKEN
+from tests.scene.replica_processes import Coordinator
 from tests.scene.waiting import wait_until
 from tests.stress.front import front
-from tests.stress.processes import Coordinator
 from tests.stress.stored import Published, published_in, values_of
 
 SILOS = {"aster": "S", "birch": "S", "cedar": "L", "delta": "L", "elder": "S", "fjord": "S"}

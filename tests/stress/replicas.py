@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from coordinator.observability.fault_points import Place
+from tests.scene.replica_processes import Coordinator
 from tests.stress import summed
 from tests.stress.one_hot import Trial, check, taking_part, wait_for_the_end
-from tests.stress.processes import Coordinator
 from tests.stress.stored import Published, published_in
 from tests.stress.summed import SummedTrial
 

@@ -20,9 +20,9 @@ from schemas.messages.secure_sum import CAPABILITY, SumOutcome, SumStatus
 from schemas.secure_sum.encoding import Modulus, most
 from schemas.secure_sum.segments import values_digest
 from schemas.wire.digests import digest_of
-from tests.coordinator.secure_sum.members import MASKED, UNMASK, SumClient, roster_of
 from tests.scene.coordinator import ADMIN_TOKEN, Silo, slug
 from tests.scene.rounds import tensors_of, url
+from tests.scene.sum_members import MASKED, UNMASK, SumClient, roster_of
 from tests.stress.one_hot import PATIENCE_SECONDS, enrol, insist
 from tests.stress.stored import check_sums
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.scene.replica_processes import Coordinator
 from tests.stress.one_hot import Trial, check, taking_part, wait_for_the_end
-from tests.stress.processes import Coordinator
 from tests.stress.proxy import FAULTS, bad_network
 
 

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from studies.study import Study, read_study
-from tests.scenarios.agents import MODELS
-from tests.studies.studies import TINY
+from tests.scene.agent_processes import MODELS
+from tests.scene.studies import TINY
 
 TASKS = {
     "task1_boat_translation": ("Translate the name of the boat.", "Translation"),

@@ -12,7 +12,7 @@ from studies.crew import SiloHost, local_crew
 from studies.methods import control_of, methods_of
 from studies.results import Cell, cells_of
 from studies.worker_context import WorkerContext
-from tests.studies.studies import silo_table, study
+from tests.scene.studies import silo_table, study
 
 TASKS = {"aster": "copy", "birch": "flip", "cedar": "copy", "daisy": "flip", "erica": "copy"}
 SILOS = tuple(silo_table(name, task, examples=3) for name, task in TASKS.items())

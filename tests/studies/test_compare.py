@@ -31,9 +31,9 @@ from studies.shared_rates import SharedRates
 from studies.study import read_study
 from studies.worker_context import WorkerContext
 from studies.worker_pool import Pool
-from tests.scenarios.agents import TESSERA
+from tests.scene.agent_processes import TESSERA
+from tests.scene.studies import result, silo_table, write_pools, write_study
 from tests.scene.waiting import wait_until
-from tests.studies.studies import result, silo_table, write_pools, write_study
 
 THREE = (silo_table("aster"), silo_table("birch", model="L"), silo_table("late", joins_after=1))
 

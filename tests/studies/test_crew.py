@@ -22,8 +22,8 @@ from studies.results import cells_of
 from studies.silo_work import Enrol, ReadRoundNotes, ScoreFinalWeights, TakePart
 from studies.worker_context import WorkerContext
 from tests.scene.coordinator import ADMIN_TOKEN, Served
+from tests.scene.studies import silo_table, study, write_pools, write_study
 from tests.scene.waiting import wait_until
-from tests.studies.studies import silo_table, study, write_pools, write_study
 from tests.studies.test_ray_engine import begun, compared, needs_ray
 
 ONE_ROUND = """

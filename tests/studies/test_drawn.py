@@ -19,7 +19,7 @@ from studies.run_cell import run_cell
 from studies.study import Study
 from studies.worker_context import WorkerContext
 from tests.scene.coordinator import ADMIN_TOKEN, Served
-from tests.studies.studies import result, silo_table, study
+from tests.scene.studies import result, silo_table, study
 
 NAMES = ["aster", "birch", "cedar"]
 STUDY = """

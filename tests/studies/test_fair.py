@@ -12,8 +12,8 @@ from studies.compare import Comparison
 from studies.fair import adapter_label
 from studies.results import Cell, CellResult, store_divergence, store_result
 from studies.study import Study, read_study
-from tests.scenarios.agents import EXAMPLES
-from tests.studies.studies import result, write_pools, write_study
+from tests.scene.agent_processes import EXAMPLES
+from tests.scene.studies import result, write_pools, write_study
 
 BOTH = ["local_lora", "fedit"]
 

@@ -15,7 +15,7 @@ from studies.mixtures import dirichlet, sizes_of
 from studies.partition import draw_examples
 from studies.partition_record import describe_partition
 from studies.study import Study, read_study
-from tests.scenarios.agents import MODELS
+from tests.scene.agent_processes import MODELS
 
 TASKS = ("colour", "shape", "size")
 

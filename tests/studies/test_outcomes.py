@@ -8,7 +8,7 @@ from client_agent.storage.final_scores import FinalScores
 from studies.outcomes import best_state, end_state, rules_of, state_by, states
 from studies.results import CellResult, ClientResult
 from studies.study_fields import States
-from tests.studies.studies import result, scored
+from tests.scene.studies import result, scored
 
 LOSSES = {"aster": (1.0, 0.5, 0.7)}
 

@@ -14,7 +14,7 @@ from schemas.messages.federations import AdapterPlan, AlignmentPlan
 from studies import pack_cache
 from studies.pack_cache import PackCache, body_for_federation, read_anchors
 from studies.shared_files import FolderFiles
-from tests.scenarios.agents import EXAMPLES, MODELS
+from tests.scene.agent_processes import EXAMPLES, MODELS
 
 ADAPTER = AdapterPlan(rank=4, roles=("v",))
 

@@ -11,9 +11,9 @@ from client_agent.errors import StudyUnusable
 from client_agent.training.data import SiloData, load_data
 from studies.partition import draw_examples
 from studies.pools import open_pool, place_of
-from tests.scenarios.agents import EXAMPLES
-from tests.studies.real_rows import read_studies
-from tests.studies.studies import silo_table, study
+from tests.scene.agent_processes import EXAMPLES
+from tests.scene.real_rows import read_studies
+from tests.scene.studies import silo_table, study
 
 SILOS = (
     silo_table("aster", examples=4),

@@ -17,7 +17,7 @@ from studies.results import store_result
 from studies.study import read_study
 from studies.worker import _Activity
 from studies.worker_protocol import Progress
-from tests.studies.studies import result, write_study
+from tests.scene.studies import result, write_study
 
 
 def planned(folder: Path, validation: int) -> Comparison:

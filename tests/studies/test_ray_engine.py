@@ -21,9 +21,9 @@ from studies.clients import SharedModels
 from studies.methods import methods_of
 from studies.results import cells_of
 from studies.worker_context import WorkerContext
-from tests.scenarios.agents import TESSERA
+from tests.scene.agent_processes import TESSERA
+from tests.scene.studies import study, write_study
 from tests.scene.waiting import wait_until
-from tests.studies.studies import study, write_study
 from tests.studies.test_compare import invoked
 
 needs_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed")

@@ -15,8 +15,8 @@ from studies.partition import draw_examples
 from studies.partition_record import describe_partition
 from studies.results import Cell, cells_of
 from studies.study import Study, read_study
-from tests.scenarios.agents import EXAMPLES
-from tests.studies.real_rows import REAL, write_folders
+from tests.scene.agent_processes import EXAMPLES
+from tests.scene.real_rows import REAL, write_folders
 
 
 @pytest.fixture(scope="module")

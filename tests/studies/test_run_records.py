@@ -18,7 +18,7 @@ from studies.methods import methods_of
 from studies.partition import draw_examples
 from studies.results import cells_of
 from studies.run_records import count_texts, read_relevance
-from tests.studies.studies import silo_table, study
+from tests.scene.studies import silo_table, study
 
 FEDERATION = "/v1/federations/f"
 IN_BITS = (silo_table("aster", quantization="nf4"), silo_table("birch"))

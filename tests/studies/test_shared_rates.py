@@ -20,7 +20,7 @@ from studies.run_cell import run_cell
 from studies.shared_files import FolderFiles
 from studies.shared_rates import SharedRates
 from studies.worker_context import WorkerContext
-from tests.studies.studies import study
+from tests.scene.studies import study
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ from studies.methods import methods_of
 from studies.report.tables import remarks
 from studies.results import cells_of, store_result
 from studies.study import read_study
-from tests.studies.studies import result, study, write_study
+from tests.scene.studies import result, study, write_study
 
 
 def test_methods_that_differ_in_states_share_a_run(tmp_path: Path) -> None:

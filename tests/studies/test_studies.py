@@ -21,9 +21,9 @@ from studies.methods import (
 )
 from studies.results import Cell, cells_of
 from studies.study import read_study
-from tests.scenarios.agents import EXAMPLES, MODELS
-from tests.studies.real_rows import read_studies
-from tests.studies.studies import silo_table, study, write_study
+from tests.scene.agent_processes import EXAMPLES, MODELS
+from tests.scene.real_rows import read_studies
+from tests.scene.studies import silo_table, study, write_study
 
 PIVOT = "tiny-s-000000000000"
 

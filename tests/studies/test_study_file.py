@@ -10,8 +10,8 @@ from client_agent.errors import StudyUnusable
 from studies.partition import draw_examples
 from studies.study import Study, read_study
 from studies.worker_protocol import Setup
-from tests.scenarios.agents import MODELS
-from tests.studies.studies import write_pools
+from tests.scene.agent_processes import MODELS
+from tests.scene.studies import write_pools
 
 SILOS = """
 [defaults]

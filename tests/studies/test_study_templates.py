@@ -14,7 +14,7 @@ from studies.methods import methods_of
 from studies.partition import draw_examples
 from studies.results import cells_of
 from studies.study import Study, read_study
-from tests.studies.real_rows import write_folders
+from tests.scene.real_rows import write_folders
 
 KINDS = ["abbreviation", "entity", "description", "person", "place", "number"]
 SILOS = """

@@ -23,7 +23,7 @@ from studies.run_cell import run_cell
 from studies.study import Study
 from studies.worker_context import WorkerContext
 from tests.scene.coordinator import ADMIN_TOKEN, Served
-from tests.studies.studies import silo_table, study
+from tests.scene.studies import silo_table, study
 
 STUDY = """
 [method.plain]

@@ -10,8 +10,8 @@ from client_agent.errors import StudyUnusable
 from studies import simulate
 from studies.compare import Comparison
 from studies.study import read_study
+from tests.scene.studies import write_study
 from tests.scene.tracker_records import in_new_process, recorded, recorded_by_trackio
-from tests.studies.studies import write_study
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of the libraries, whose imports warn
 

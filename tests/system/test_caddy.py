@@ -10,9 +10,9 @@ import httpx
 import pytest
 
 from tests.scene.coordinator import ADMIN_TOKEN
+from tests.scene.replica_processes import Coordinator
 from tests.scene.waiting import wait_until
 from tests.stress.one_hot import Trial, check, taking_part, wait_for_the_end
-from tests.stress.processes import Coordinator
 from tests.system.caddy import PORT_BEHIND, URL, Caddy, caddy
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]

@@ -10,8 +10,8 @@ import pytest
 from playwright.sync_api import Page, Route, expect
 
 from schemas.messages.federations import ALL_ROLES
-from tests.coordinator.auth.provider import CLIENT, running_provider
 from tests.scene.coordinator import Served
+from tests.scene.openid_provider import CLIENT, running_provider
 from tests.scene.rounds import one_round, plan, running
 from tests.scene.waiting import wait_until
 from tests.system.conftest import enter

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.coordinator.experts.stored_bank import PLAN, store_bank
-from tests.coordinator.secure_sum.sums_in_clear import sum_up, summed
 from tests.scene.coordinator import Served
 from tests.scene.rounds import running
+from tests.scene.stored_bank import PLAN, store_bank
+from tests.scene.sums_in_clear import sum_up, summed
 from tests.system.conftest import enter
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(120)]

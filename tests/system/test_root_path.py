@@ -24,10 +24,10 @@ from client_agent.transport.client import CoordinatorApi
 from client_agent.transport.responses import NoOpenRound
 from schemas.identity.signed_requests import Target, sign
 from schemas.messages.enrolment import Profile
-from tests.scenarios.agents import tessera
+from tests.scene.agent_processes import tessera
 from tests.scene.coordinator import ADMIN_TOKEN, PROFILE, Served
+from tests.scene.replica_processes import free_port
 from tests.scene.waiting import wait_until
-from tests.stress.processes import free_port
 from tests.system.programs import program
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(120)]

@@ -20,7 +20,7 @@ from client_agent.training.silo import open_silo
 from schemas.messages.federations import AdapterPlan, AlignmentPlan
 from tests.client_agent.rounds.test_checkpoints import tessera
 from tests.client_agent.test_daemon import config
-from tests.scenarios.agents import MODELS
+from tests.scene.agent_processes import MODELS
 
 ADAPTER: dict[str, Any] = {"rank": 4, "roles": ["v", "down"], "private_rank": 2}
 PLAN: dict[str, Any] = {

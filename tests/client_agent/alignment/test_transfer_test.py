@@ -19,7 +19,7 @@ from client_agent.transport.client import CoordinatorApi
 from coordinator.alignment import transfer_test as acceptance_route
 from tests.client_agent.rounds.test_checkpoints import tessera
 from tests.client_agent.test_daemon import config
-from tests.scenarios.agents import EXAMPLES, MODELS
+from tests.scene.agent_processes import EXAMPLES, MODELS
 from tests.scene.coordinator import ADMIN_TOKEN, Served
 
 EVERY_MODULE = {f"b{block}.{role}" for block in range(4) for role in ("v", "down")}

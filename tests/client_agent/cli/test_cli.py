@@ -17,7 +17,7 @@ from client_agent.rounds.training_result import TrainingResult
 from schemas.command import application
 from tests.client_agent.test_daemon import config
 from tests.client_agent.test_status import config_beside
-from tests.scenarios.agents import TESSERA, environment, tessera
+from tests.scene.agent_processes import TESSERA, environment, tessera
 from tests.scene.coordinator import Served
 
 PLAN = {

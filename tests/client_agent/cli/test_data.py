@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from client_agent.settings import AgentSettings
-from tests.client_agent.commands import tessera
-from tests.scenarios.agents import MODELS
+from tests.scene.agent_commands import tessera
+from tests.scene.agent_processes import MODELS
 
 
 @pytest.fixture

@@ -16,9 +16,9 @@ from client_agent.cli.conversation import Conversation, Side
 from client_agent.model.examples import Turn, encode_chat, encode_prompt
 from client_agent.model.generation import Decoding, completion
 from client_agent.model.loading import BaseModel
-from tests.client_agent.commands import tessera
 from tests.client_agent.model.test_generation import TEMPLATE
 from tests.client_agent.test_daemon import config
+from tests.scene.agent_commands import tessera
 
 PLAN = {
     "name": "alone",

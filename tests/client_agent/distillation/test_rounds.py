@@ -18,7 +18,7 @@ from client_agent.storage.round_folder import MIXTURE, OUTPUTS, RECEIPT, SKETCH,
 from client_agent.training.silo import open_silo
 from schemas.wire.outputs import ROW_BYTES, Outputs, mixed
 from tests.client_agent.conftest import config, enrolled, next_brief
-from tests.scenarios.agents import EXAMPLES, MODELS
+from tests.scene.agent_processes import EXAMPLES, MODELS
 from tests.scene.coordinator import Served
 
 ANCHORS = [

@@ -30,7 +30,7 @@ from client_agent.rounds.checkpoints import AdapterWithOrigin
 from client_agent.training.silo import Silo
 from schemas.messages.federations import AdapterPlan, ScoresPlan
 from schemas.strategies.fed_vemoe import FedVemoeOptions
-from tests.scenarios.agents import MODELS
+from tests.scene.agent_processes import MODELS
 
 SOFT = FedVemoeOptions(top_m=3, gamma=0.7)
 EXPERTS = (0, 1, 2, 5)

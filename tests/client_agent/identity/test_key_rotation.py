@@ -24,9 +24,9 @@ from client_agent.training.silo import Silo
 from client_agent.transport.client import CoordinatorApi
 from schemas.identity.keys import name_of
 from schemas.messages.enrolment import Profile
-from tests.client_agent.commands import tessera
 from tests.client_agent.test_daemon import config, limited_sleep
 from tests.coordinator.enrolment.test_key_rotation import let_expire
+from tests.scene.agent_commands import tessera
 from tests.scene.coordinator import Served
 
 Connect = Callable[[Ed25519PrivateKey], AbstractContextManager[CoordinatorApi]]

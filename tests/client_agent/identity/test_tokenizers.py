@@ -21,7 +21,7 @@ from client_agent.training.silo import open_silo
 from client_agent.transport.client import CoordinatorApi
 from schemas.messages.enrolment import Profile, TokenizerDigests
 from tests.client_agent.conftest import checked, config
-from tests.scenarios.agents import MODELS
+from tests.scene.agent_processes import MODELS
 from tests.scene.coordinator import Served
 
 CHAT = [{"role": "user", "content": "rev ab="}, {"role": "assistant", "content": "ba"}]

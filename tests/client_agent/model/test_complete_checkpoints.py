@@ -26,7 +26,7 @@ from client_agent.model.weight_files import stored_tensors, weight_files
 from tests.client_agent.conftest import checked, config, save_model
 from tests.client_agent.export.base_gguf import write_base
 from tests.client_agent.model.tiny_configs import tiny_model
-from tests.scenarios.agents import MODELS
+from tests.scene.agent_processes import MODELS
 
 CPU = torch.device("cpu")
 DOWN = "model.layers.1.mlp.down_proj.weight"

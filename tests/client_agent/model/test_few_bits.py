@@ -31,7 +31,7 @@ from schemas.messages.alignment import Anchors
 from schemas.messages.federations import AdapterPlan, AlignmentPlan, SignaturePlan
 from tests.client_agent.conftest import enrolled
 from tests.client_agent.test_daemon import config, limited_sleep
-from tests.scenarios.agents import EXAMPLES, MODELS
+from tests.scene.agent_processes import EXAMPLES, MODELS
 from tests.scene.coordinator import Served
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")

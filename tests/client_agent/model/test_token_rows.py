@@ -16,7 +16,7 @@ from client_agent.model.tokens import pad_id
 from client_agent.settings import read_settings
 from client_agent.training.silo import open_silo
 from tests.client_agent.conftest import checked, config
-from tests.scenarios.agents import MODELS
+from tests.scene.agent_processes import MODELS
 
 CPU = torch.device("cpu")
 

@@ -28,9 +28,9 @@ from schemas.messages.federations import AdapterPlan, AlignmentPlan
 from schemas.messages.scores import LOSS, ScoreSet
 from schemas.wire.envelope import unpack
 from schemas.wire.header import DENSE, Slot
-from tests.client_agent.commands import tessera
 from tests.client_agent.conftest import enrolled, save_model
 from tests.client_agent.test_daemon import config, limited_sleep
+from tests.scene.agent_commands import tessera
 from tests.scene.coordinator import Served
 
 STEPS = {"steps": 3, "max_length": 64, "learning_rate": 0.01}

@@ -15,7 +15,7 @@ import pytest
 
 from client_agent.rounds.training_result import TrainingResult
 from client_agent.storage.round_folder import PARTIAL, TRAINED
-from tests.scenarios.agents import TESSERA, AgentProcess, environment, prepare_agent
+from tests.scene.agent_processes import TESSERA, AgentProcess, environment, prepare_agent
 from tests.scene.coordinator import Served
 from tests.scene.waiting import wait_until
 

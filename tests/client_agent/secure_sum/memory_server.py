@@ -40,7 +40,7 @@ from schemas.messages.secure_sum import (
 from schemas.messages.sum_counts import SumCounts
 from schemas.secure_sum.count_proofs import are_proved
 from schemas.wire.digests import digest_of
-from tests.secure_sum.scene import expectation_of, identity, inputs_of, terms_of
+from tests.scene.secure_sums import expectation_of, identity, inputs_of, terms_of
 
 KINDS = (KeysStep, SharesStep, None, ConfirmStep, UnmaskStep)
 

@@ -23,7 +23,7 @@ from schemas.messages.sum_counts import SumCounts
 from schemas.secure_sum.counts import count_segments, counts_digest, decoded_counts, encoded_counts
 from schemas.secure_sum.curve import encode_scalar
 from tests.client_agent.secure_sum.memory_server import GoneAway, MemoryCalls, MemoryServer
-from tests.secure_sum.scene import expectation_of, identity, inputs_of, terms_of
+from tests.scene.secure_sums import expectation_of, identity, inputs_of, terms_of
 
 GROUPS = ("x0", "x1", "x2")
 USES = [{"x0", "x1"}, {"x0", "x1"}, {"x0", "x1"}, {"x0", "x2"}, {"x0", "x2"}]

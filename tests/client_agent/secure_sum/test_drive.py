@@ -21,7 +21,7 @@ from tests.client_agent.secure_sum.memory_server import (
     run_all,
     run_until_all_left,
 )
-from tests.secure_sum.scene import identity, terms_of
+from tests.scene.secure_sums import identity, terms_of
 
 
 def hold_step(members: list[DrivenMember], place: int, step: int) -> threading.Event:

@@ -35,9 +35,9 @@ from tests.client_agent.secure_sum.wires import Exchange, Killed, Wire
 from tests.conftest import ask
 from tests.coordinator.secure_sum.test_stolen_sums import Thief, _values, thief_at_every_commit
 from tests.scene.coordinator import Served
+from tests.scene.replica_processes import free_port
 from tests.scene.rounds import wait_for
-from tests.secure_sum.scene import shares_in
-from tests.stress.processes import free_port
+from tests.scene.secure_sums import shares_in
 
 AGENTS, LOST_BEFORE_MASKED, LOST_BEFORE_CONFIRM = 7, "silo-2", "silo-5"
 

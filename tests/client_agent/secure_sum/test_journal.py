@@ -24,7 +24,7 @@ from tests.client_agent.secure_sum.memory_server import (
     run_all,
     run_until_left,
 )
-from tests.secure_sum.scene import terms_of
+from tests.scene.secure_sums import terms_of
 
 DIGEST, OTHER = (f"sha256:{digit * 64}" for digit in "01")
 

@@ -35,8 +35,8 @@ from schemas.secure_sum.encoding import most
 from tests.client_agent.secure_sum.summed_agents import Agent, Agents, agents_of, total_of
 from tests.client_agent.secure_sum.test_bank_of_experts import bank_plan, choice
 from tests.scene.coordinator import Served
+from tests.scene.forged_counts import forged_counts
 from tests.scene.waiting import wait_until
-from tests.secure_sum.forged_counts import forged_counts
 
 CLIENTS = 5
 EXPERTS = [f"x{expert}" for expert in range(1, 7)]

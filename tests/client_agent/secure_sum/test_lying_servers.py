@@ -16,7 +16,7 @@ from tests.client_agent.secure_sum.memory_server import (
     run_all,
     run_until_all_left,
 )
-from tests.secure_sum.scene import terms_of
+from tests.scene.secure_sums import terms_of
 
 OTHER = f"sha256:{'1' * 64}"
 

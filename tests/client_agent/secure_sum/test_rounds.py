@@ -43,9 +43,9 @@ from schemas.secure_sum.terms import signed_terms
 from tests.client_agent.conftest import config
 from tests.client_agent.secure_sum.summed_agents import Agent, agents_of, plan, total_of
 from tests.client_agent.secure_sum.wires import Exchange, Killed, Wire
-from tests.coordinator.secure_sum.members import SERVER_KEY
 from tests.scene.coordinator import SIGNING_KEY, Served
 from tests.scene.rounds import wait_for
+from tests.scene.sum_members import SERVER_KEY
 
 STEPS = (WEIGHTS, TRAINED, INPUT, READY, SUMMED, SCORES_SENT)
 

@@ -21,7 +21,7 @@ from client_agent.torchrun import settings_of_rank, torchrun_rank
 from client_agent.training.ranks import RanksUnusable, answers_of, require_divisible, shares
 from schemas.messages.federations import AdapterPlan, TrainingPlan
 from tests.client_agent.training.two_ranks import trained
-from tests.scenarios.agents import MODELS, environment
+from tests.scene.agent_processes import MODELS, environment
 
 SCRIPT = Path(__file__).with_name("two_ranks.py")
 LORA = {"kind": "lora", "rank": 4, "roles": ["q", "v", "down"]}

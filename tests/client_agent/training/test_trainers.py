@@ -36,7 +36,7 @@ from client_agent.training.trainers import (
 )
 from schemas.messages.federations import AdapterPlan, TrainingPlan
 from tests.client_agent.training.installed import CONSTANT, install
-from tests.scenarios.agents import EXAMPLES
+from tests.scene.agent_processes import EXAMPLES
 from tests.scene.local_training import train_one_round
 
 PLAN = TrainingPlan(steps=3, batch_size=4, max_length=64, learning_rate=0.01)

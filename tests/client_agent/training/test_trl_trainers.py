@@ -20,7 +20,7 @@ from client_agent.model.loading import BaseModel
 from client_agent.training.trainer_task import TrainerFailed
 from client_agent.training.trainers import OpenedTrainer
 from tests.client_agent.training.test_trainers import silo_of, trained
-from tests.scenarios.agents import EXAMPLES
+from tests.scene.agent_processes import EXAMPLES
 
 pytestmark = [
     pytest.mark.slow,

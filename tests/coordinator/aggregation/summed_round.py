@@ -26,7 +26,7 @@ from schemas.wire.digests import digest_of
 from schemas.wire.envelope import head
 from tests.coordinator.rows import client_row, participation_row
 from tests.scene.coordinator import PROFILE
-from tests.secure_sum.scene import terms_of
+from tests.scene.secure_sums import terms_of
 
 LORA_PROFILE = PROFILE | {"layers": 1, "roles": ["q"], "shapes": {"q": [6, 5]}}
 ADAPTERS: dict[str, dict[str, Any]] = {

@@ -10,8 +10,8 @@ import jwt
 import pytest
 from cryptography.hazmat.primitives.asymmetric import rsa
 
-from tests.coordinator.auth.provider import CLIENT, Provider, running_provider
 from tests.scene.coordinator import Served, slug, start
+from tests.scene.openid_provider import CLIENT, Provider, running_provider
 
 OTHER = "another"
 

@@ -15,8 +15,8 @@ from coordinator.auth.provider_requests import ProviderDown
 from coordinator.auth.revalidation import Credential, still_valid
 from coordinator.errors import SettingsUnusable
 from coordinator.settings import Settings
-from tests.coordinator.auth.provider import CLIENT, NONCE, REDIRECT, VERIFIER, Provider, running_provider
 from tests.scene.coordinator import Served, slug
+from tests.scene.openid_provider import CLIENT, NONCE, REDIRECT, VERIFIER, Provider, running_provider
 
 Serve = Callable[..., Served]
 AUDIT = "/v1/audit"

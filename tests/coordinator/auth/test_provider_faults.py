@@ -16,7 +16,7 @@ from coordinator.auth import provider_requests
 from coordinator.auth.oidc import IdentityProvider, provider_of
 from coordinator.auth.provider_requests import ProviderDown
 from coordinator.settings import Settings
-from tests.coordinator.auth.provider import CLIENT
+from tests.scene.openid_provider import CLIENT
 from tests.scene.trickling_server import trickling
 from tests.scene.waiting import wait_until
 

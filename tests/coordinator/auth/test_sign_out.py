@@ -22,8 +22,8 @@ from coordinator.auth.revalidation import credential_of, still_valid
 from coordinator.db.engine import database_time
 from coordinator.db.tables.identity import SignedOutTokenRow
 from coordinator.errors import CredentialInvalid
-from tests.coordinator.auth.provider import CLIENT, Provider, running_provider
 from tests.scene.coordinator import ADMIN_TOKEN, Served, slug
+from tests.scene.openid_provider import CLIENT, Provider, running_provider
 from tests.scene.waiting import wait_until
 
 Serve = Callable[..., Served]

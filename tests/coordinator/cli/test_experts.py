@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 
 from tests.coordinator.cli.test_rounds import output
-from tests.coordinator.experts.stored_bank import PLAN, store_bank
 from tests.scene.coordinator import Served
+from tests.scene.stored_bank import PLAN, store_bank
 
 
 def test_experts_are_listed_with_reasons_of_changes(coordinator: Served) -> None:

@@ -17,7 +17,7 @@ import pytest
 from coordinator.db.backup import copy
 from coordinator.db.engine import Database
 from coordinator.errors import SettingsUnusable
-from tests.scenarios.agents import tessera
+from tests.scene.agent_processes import tessera
 from tests.scene.coordinator import Served
 from tests.scene.postgres_server import PostgresServer
 from tests.scene.rounds import deliver, join, one_round, plan, running, show, values, wait_for, weights

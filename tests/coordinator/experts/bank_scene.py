@@ -19,9 +19,9 @@ from schemas.messages.updates import BankIndex, WeightsManifest
 from schemas.secure_sum.segments import segment_of
 from schemas.wire.digests import digest_of
 from schemas.wire.envelope import slots, unpack
-from tests.coordinator.secure_sum.members import MASKED, SumClient, roster_of
 from tests.scene.coordinator import Served, Silo
 from tests.scene.rounds import LAYOUT, plan, running, scored, url, wait_for
+from tests.scene.sum_members import MASKED, SumClient, roster_of
 from tests.scene.waiting import wait_until
 
 State = dict[str, NDArray[np.float32]]

@@ -12,8 +12,8 @@ from coordinator.db.tables.experts import ExpertRevisionRow
 from coordinator.storage import event_log
 from schemas.messages.experts import ExpertManifest
 from schemas.wire.envelope import slots, unpack
-from tests.coordinator.experts.stored_bank import LAYOUT, PLAN, StoredBody, store_bank
 from tests.scene.coordinator import Served, Silo, slug
+from tests.scene.stored_bank import LAYOUT, PLAN, StoredBody, store_bank
 
 
 @pytest.fixture(scope="module")

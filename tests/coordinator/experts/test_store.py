@@ -24,8 +24,8 @@ from coordinator.storage import garbage_collection, payloads
 from coordinator.strategies.bank_rules import Rules
 from coordinator.strategies.opening import open_plan
 from schemas.messages.federations import FederationPlan
-from tests.coordinator.experts.stored_bank import PLAN, store_bank, store_new
 from tests.coordinator.rows import federation_row
+from tests.scene.stored_bank import PLAN, store_bank, store_new
 
 FEDERATION = "fed_bank"
 RULES = Rules()

@@ -31,7 +31,7 @@ from schemas.secure_sum.terms import terms_hash
 from schemas.wire.digests import digest_of
 from tests.coordinator.rows import client_row, participation_row
 from tests.scene.coordinator import PROFILE
-from tests.secure_sum.scene import Session, identity, inputs_of, terms_of
+from tests.scene.secure_sums import Session, identity, inputs_of, terms_of
 
 KEY = ServerKey(bytes(range(32)))
 LEASE_SECONDS = 60.0

@@ -9,10 +9,10 @@ import pytest
 
 from schemas.messages.secure_sum import CAPABILITY
 from tests.coordinator.alignment.test_alignment import ANCHORS, OTHER, PIVOT, body, deliver, tensors
-from tests.coordinator.secure_sum.members import VALUES
-from tests.coordinator.secure_sum.sums_in_clear import sum_up, summed
 from tests.scene.coordinator import Served, slug
 from tests.scene.rounds import try_join, url, wait_for, weights
+from tests.scene.sum_members import VALUES
+from tests.scene.sums_in_clear import sum_up, summed
 
 
 def _pack(federation_id: str, base_model: str, **fields: Any) -> bytes:

@@ -16,7 +16,11 @@ from schemas.secure_sum.counts import counts_digest, groups_of
 from schemas.secure_sum.encoding import most
 from schemas.secure_sum.segments import values_digest
 from schemas.strategies.averages import FedAvgOptions
-from tests.coordinator.secure_sum.members import (
+from tests.coordinator.secure_sum.test_sessions import send_all_steps
+from tests.scene.coordinator import Served, slug
+from tests.scene.forged_counts import forged_counts
+from tests.scene.rounds import plan, running, values
+from tests.scene.sum_members import (
     CONFIRM,
     KEYS,
     MASKED,
@@ -25,11 +29,7 @@ from tests.coordinator.secure_sum.members import (
     SumClient,
     make_ready,
 )
-from tests.coordinator.secure_sum.test_sessions import send_all_steps
-from tests.scene.coordinator import Served, slug
-from tests.scene.rounds import plan, running, values
 from tests.scene.waiting import wait_until
-from tests.secure_sum.forged_counts import forged_counts
 
 GROUPS = ("x0", "x1", "x2", "reject")
 ALL, FEW = {"x0", "x1"}, {"x0", "x2"}

@@ -11,9 +11,9 @@ from schemas.messages.secure_sum import CAPABILITY
 from schemas.secure_sum.encoding import most
 from schemas.secure_sum.segments import values_digest
 from tests.coordinator.cli.test_rounds import output
-from tests.coordinator.secure_sum.sums_in_clear import CLIP, LOSSES, ORDER, sum_up, summed
 from tests.scene.coordinator import PROFILE, Served, Silo, slug
 from tests.scene.rounds import running, scored, show, try_join, url, weights
+from tests.scene.sums_in_clear import CLIP, LOSSES, ORDER, sum_up, summed
 
 
 def test_members_and_newcomers_are_served_the_summed_model(coordinator: Served) -> None:

@@ -9,8 +9,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tests.coordinator.secure_sum.members import UNMASK, SumClient, summing
 from tests.scene.coordinator import Served, Silo
+from tests.scene.sum_members import UNMASK, SumClient, summing
 
 MEMBERS = 6
 PHASES_OF_A_SESSION = 7  # it opens, five phases close, it ends

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from coordinator.observability.fault_points import Place
-from tests.coordinator.secure_sum.members import CONFIRM, KEYS, MASKED, SHARES, UNMASK, Scene, summing
-from tests.hostile.process import ServedProcess, start_process
+from tests.scene.coordinator_process import ServedProcess, start_process
+from tests.scene.sum_members import CONFIRM, KEYS, MASKED, SHARES, UNMASK, Scene, summing
 
 STEPS = (KEYS, SHARES, MASKED, CONFIRM, UNMASK)
 MEMBERS = 3

@@ -15,9 +15,9 @@ from coordinator.db.tables.secure_sum import SumMemberRow, SumMessageRow, SumSes
 from coordinator.federations.store import revoke
 from coordinator.secure_sum import sessions
 from schemas.messages.secure_sum import SumStatus
-from tests.coordinator.secure_sum.members import CONFIRM, KEYS, MASKED, SHARES, UNMASK, Scene, summing
 from tests.coordinator.secure_sum.stored import KEY, stored_session
 from tests.scene.coordinator import Served
+from tests.scene.sum_members import CONFIRM, KEYS, MASKED, SHARES, UNMASK, Scene, summing
 
 STEPS = (KEYS, SHARES, MASKED, CONFIRM, UNMASK)
 PHASES = ("keys", "shares", "masked", "confirm", "unmask")

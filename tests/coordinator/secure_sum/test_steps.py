@@ -7,9 +7,9 @@ import pytest
 from schemas.identity.keys import encode
 from schemas.messages.secure_sum import ConfirmStep, SharesStep
 from schemas.wire.digests import digest_of
-from tests.coordinator.secure_sum.members import CONFIRM, KEYS, MASKED, SHARES, Scene, SumClient, summing
 from tests.scene.coordinator import Served, slug
 from tests.scene.rounds import running, url
+from tests.scene.sum_members import CONFIRM, KEYS, MASKED, SHARES, Scene, SumClient, summing
 
 
 def at_step(served: Served, step: int, clients: int = 4) -> Scene:

@@ -20,7 +20,9 @@ from schemas.secure_sum.shamir import combine, lagrange_weights
 from schemas.secure_sum.statements import commitment_to
 from schemas.secure_sum.terms import terms_hash
 from tests.conftest import ask
-from tests.coordinator.secure_sum.members import (
+from tests.scene.coordinator import Served, slug
+from tests.scene.secure_sums import Shares, shares_in
+from tests.scene.sum_members import (
     CONFIRM,
     KEYS,
     MASKED,
@@ -30,9 +32,7 @@ from tests.coordinator.secure_sum.members import (
     SumClient,
     summing,
 )
-from tests.scene.coordinator import Served, slug
 from tests.scene.waiting import wait_until
-from tests.secure_sum.scene import Shares, shares_in
 
 STEPS = (KEYS, SHARES, MASKED, CONFIRM, UNMASK)
 Key = tuple[int, int, str]  # session, position and step of a message

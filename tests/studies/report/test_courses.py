@@ -22,7 +22,7 @@ from studies.report.pictures import write_paper, write_pictures
 from studies.report.summary import Report, summarise
 from studies.report.tables import remarks, show
 from studies.results import CellResult, ClientRound
-from tests.studies.studies import result, study
+from tests.scene.studies import result, study
 from tests.studies.test_fair import finish, planned, search
 
 ALONE = {1: 0.5, 2: 0.6, 3: 0.5}

@@ -17,7 +17,7 @@ from studies.report.summary import Report, summarise
 from studies.report.tables import passing, show
 from studies.results import CellResult
 from studies.study_partitions import SizePartition
-from tests.studies.studies import result, silo_table, study
+from tests.scene.studies import result, silo_table, study
 
 SILOS = (
     silo_table("aster"),

@@ -23,7 +23,7 @@ from studies.results import CellResult, cells_of, store_result, stored_result
 from studies.run_cell import run_cell
 from studies.worker_context import WorkerContext
 from tests.scene.coordinator import ADMIN_TOKEN, Served
-from tests.studies.studies import result, silo_table, study
+from tests.scene.studies import result, silo_table, study
 
 NAMES = ("aster", "birch", "cedar")
 

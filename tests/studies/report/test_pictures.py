@@ -17,7 +17,7 @@ from studies.report.experts_charts import expert_utilization, negative_transfer
 from studies.report.latex import latex_table
 from studies.report.pictures import figures_of, write_paper, write_pictures
 from studies.report.summary import Report, summarise
-from tests.studies.studies import result, study
+from tests.scene.studies import result, study
 
 
 def expert(number: int, **fields: object) -> ExpertView:

@@ -18,7 +18,7 @@ from studies.report.rounds_charts import (
 from studies.report.summary import Report, summarise
 from studies.report.tables import remarks
 from studies.run_records import AlignmentRecord, RelevanceRecord, TextCount
-from tests.studies.studies import result, study
+from tests.scene.studies import result, study
 
 NAMES = ["aster", "birch"]
 PACKS = [

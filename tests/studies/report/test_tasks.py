@@ -15,7 +15,7 @@ from studies.report.pictures import write_paper
 from studies.report.summary import Report, summarise
 from studies.report.tables import show
 from studies.results import CellResult
-from tests.studies.studies import result, study
+from tests.scene.studies import result, study
 
 
 def scores(task: str, loss: float, rouge: float, count: int = 3) -> TaskScores:

@@ -11,7 +11,7 @@ from rich.console import Console
 from studies.report.estimates import estimate, verdict_of
 from studies.report.summary import Report, summarise
 from studies.report.tables import show
-from tests.studies.studies import MIXING, result, study
+from tests.scene.studies import MIXING, result, study
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from schemas.messages.federations import FederationPlan
 from schemas.messages.scores import Change, Score, Scores
 from studies.results import CellResult, ClientResult, ClientRound
 from studies.study import Study, read_study
-from tests.scenarios.agents import EXAMPLES, MODELS
+from tests.scene.agent_processes import EXAMPLES, MODELS
 
 TINY = {
     "rounds": {"total": 2},

@@ -8,9 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from schemas.secure_sum.encoding import CLIP_UNIT, quantise
-from tests.coordinator.secure_sum.members import MASKED, SumClient, make_ready, roster_of
 from tests.scene.coordinator import Served, Silo
 from tests.scene.rounds import plan, values, wait_for
+from tests.scene.sum_members import MASKED, SumClient, make_ready, roster_of
 
 CLIP = 1.0
 LOSSES = [(2.0, 1.0), (4.0, 2.0), (3.0, 0.0), (1.0, 1.0)]

@@ -11,8 +11,8 @@ from urllib.parse import parse_qs, urlsplit
 
 import httpx
 
+from tests.scene.replica_processes import free_port
 from tests.scene.waiting import wait_until
-from tests.stress.processes import free_port
 
 CLIENT = "tessera"
 REDIRECT = "http://127.0.0.1/"

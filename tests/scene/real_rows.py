@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from studies.study import Study, read_study
-from tests.scenarios.agents import EXAMPLES, MODELS
+from tests.scene.agent_processes import EXAMPLES, MODELS
 
 REAL = (
     "codes",
