@@ -7,45 +7,20 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
 
 from client_agent.daemon import prepare, run
 from client_agent.errors import CoordinatorRefused, Stopped
-from client_agent.rounds.participant import Participant
 from client_agent.rounds.steps import take_part
 from client_agent.storage.round_folder import CLOSED, RECEIPT, SCORES_SENT, UPDATE
 from client_agent.training.silo import Silo
 from tests.client_agent.bad_lines import Buffering, Deaf
-from tests.client_agent.conftest import HELD_OUT, checked, config, enrolled, next_brief
+from tests.scene.agents import Enrolled, alone_plan, checked, enrolled, limited_sleep, next_brief
 from tests.scene.coordinator import Served, start
 from tests.scene.disks import fill, mounted
-
-Enrolled = Callable[..., Participant]
-QUICK = {"steps": 2, "max_length": 64, "learning_rate": 0.01}
-
-
-def limited_sleep(limit: int) -> Callable[[float], None]:
-    """Sleep hardly at all, and stop the agent after so many times."""
-    taken: list[float] = []
-
-    def sleep(seconds: float) -> None:
-        taken.append(seconds)
-        if len(taken) > limit:
-            raise Stopped
-        time.sleep(0.02)
-
-    return sleep
-
-
-def alone_plan(**changes: Any) -> dict[str, Any]:
-    return {
-        "strategy": {"name": "fedmosaic"},
-        "rounds": {"total": 2, "min_clients": 1},
-        "training": QUICK,
-    } | changes
+from tests.scene.silo_config import HELD_OUT, config
 
 
 @pytest.mark.parametrize("kind", ["pq", "lora"])

@@ -25,9 +25,9 @@ from client_agent.settings import read_settings
 from client_agent.storage.round_folder import RECEIPT, UPDATE, WEIGHTS
 from schemas.messages.federations import FederationPlan
 from schemas.wire.digests import digest_of
-from tests.client_agent.conftest import checked, config, next_brief
-from tests.client_agent.test_daemon import alone_plan, limited_sleep
+from tests.scene.agents import alone_plan, checked, limited_sleep, next_brief
 from tests.scene.coordinator import Served
+from tests.scene.silo_config import config
 
 LORA = {"kind": "lora", "rank": 4, "roles": ["v", "down"]}
 PQ = {"kind": "pq", "blocks": 2, "rank": 4, "roles": ["q", "v"]}

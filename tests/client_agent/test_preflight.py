@@ -20,11 +20,12 @@ from client_agent.transport.client import CoordinatorApi
 from schemas.maths.adapter import pq_layout, size
 from schemas.messages.enrolment import Profile
 from schemas.messages.federations import AdapterPlan
-from tests.client_agent.conftest import checked, enrolled, save_model
 from tests.client_agent.model.test_few_bits import bytes_in
-from tests.client_agent.test_daemon import config, limited_sleep
+from tests.scene.agents import checked, enrolled, limited_sleep
 from tests.scene.coordinator import PROFILE, Served
 from tests.scene.disks import mounted
+from tests.scene.silo_config import config
+from tests.scene.tiny_models import save_model
 
 SMALL = {"steps": 1, "batch_size": 2, "max_length": 40, "gradient_checkpointing": True}
 

@@ -16,7 +16,7 @@ from client_agent.transport import handshake
 from client_agent.transport.handshake import require_sums
 from schemas.messages.federations import FederationPlan
 from schemas.messages.tokens import Hello
-from tests.client_agent.test_daemon import alone_plan, limited_sleep
+from tests.scene.agents import alone_plan, limited_sleep
 
 Enrolled = Callable[..., Participant]
 HELLO = {

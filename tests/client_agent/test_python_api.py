@@ -14,9 +14,9 @@ from client_agent import AgentSettings, open_participant, run
 from client_agent.errors import NotEnrolled, StudyUnusable
 from studies import Study, simulate
 from studies.quickstart.folder import QuickstartFolder
-from tests.client_agent.conftest import config
-from tests.client_agent.test_daemon import alone_plan
+from tests.scene.agents import alone_plan
 from tests.scene.coordinator import Served
+from tests.scene.silo_config import config
 from tests.scene.studies import write_study
 
 ROOT = Path(__file__).parents[2]

@@ -17,10 +17,10 @@ from client_agent.settings import read_settings
 from client_agent.transport.client import CoordinatorApi
 from client_agent.transport.sent_log import SentLog, SentLogUnwritable
 from schemas.messages.scores import Scores
-from tests.client_agent.conftest import config
-from tests.client_agent.test_daemon import alone_plan, limited_sleep
 from tests.scene.agent_commands import tessera
+from tests.scene.agents import alone_plan, limited_sleep
 from tests.scene.coordinator import Served
+from tests.scene.silo_config import config
 
 PUT = "http://127.0.0.1:1/tessera/v1/federations/fed_1/rounds/{}/{}"
 

@@ -15,17 +15,10 @@ from client_agent.errors import Stopped
 from client_agent.identity.agent_folder import exclusive
 from client_agent.rounds.training_result import TrainingResult
 from client_agent.storage.round_folder import CLOSED, TRAINED, UPDATE
-from tests.client_agent.conftest import config
-from tests.client_agent.rounds.test_checkpoints import tessera
-from tests.client_agent.test_daemon import Enrolled, alone_plan, limited_sleep
+from tests.scene.agent_commands import tessera
+from tests.scene.agents import Enrolled, alone_plan, limited_sleep
 from tests.scene.coordinator import Served
-
-
-def config_beside(folder: Path, **changes: str) -> Path:
-    """Write a silo.toml into the agent's folder itself."""
-    file = config(folder, **changes)
-    file.write_text(file.read_text().replace("folder = 'state'", "folder = '.'"))
-    return file
+from tests.scene.silo_config import config, config_beside
 
 
 def status(file: Path, *, exit_code: int) -> dict[str, Any]:

@@ -13,10 +13,10 @@ from client_agent.errors import SettingsUnusable
 from client_agent.rounds.steps import take_part
 from client_agent.session import open_participant
 from client_agent.settings import read_settings
-from tests.client_agent.conftest import checked, config, next_brief
-from tests.client_agent.test_daemon import alone_plan, limited_sleep
 from tests.scene.agent_commands import tessera
+from tests.scene.agents import alone_plan, checked, limited_sleep, next_brief
 from tests.scene.coordinator import Served
+from tests.scene.silo_config import config
 from tests.scene.tracker_records import in_new_process, recorded, recorded_by_trackio
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of the libraries, whose imports warn

@@ -14,7 +14,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from tests.fault_simulation.campaign import ENOUGH, hunts_by, missing, schedules_by, workers
-from tests.fault_simulation.mutants import MUTANTS, planted
+from tests.fault_simulation.mutants import planted
+from tests.fault_simulation.planting import MUTANTS
 from tests.fault_simulation.world import Outcome, play
 from tests.house.rotation import first_seed
 

@@ -11,7 +11,8 @@ from functools import partial
 from itertools import count, islice
 from multiprocessing import get_context
 
-from tests.fault_simulation.mutants import MUTANTS, Mutant, planted
+from tests.fault_simulation.mutants import planted
+from tests.fault_simulation.planting import MUTANTS, Mutant
 from tests.fault_simulation.storage import leave_workplace
 from tests.fault_simulation.weather import plan_of, weather_of
 from tests.fault_simulation.world import Outcome, play

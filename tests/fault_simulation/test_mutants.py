@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.fault_simulation.campaign import MOST_TRIES, hunt
-from tests.fault_simulation.mutants import MUTANTS, Mutant
+from tests.fault_simulation.planting import MUTANTS, Mutant
 
 
 @pytest.mark.usefixtures("prepared_process")

@@ -18,9 +18,9 @@ from client_agent.training.loop import TrainingOptions
 from client_agent.training.packing import require_packable
 from client_agent.training.silo import allow_tf32
 from schemas.messages.federations import AdapterPlan, TrainingPlan
-from tests.client_agent.conftest import ARCHITECTURES, save_model
 from tests.gpu.conftest import ONE_BILLION
 from tests.scene.local_training import train_examples
+from tests.scene.tiny_models import ARCHITECTURES, save_model
 
 ADAPTER = AdapterPlan(kind="lora", rank=8, blocks=2)
 SHORT = [Example(f"rev {letter * n}=", letter * n) for n, letter in enumerate("abcdefgh", start=1)]

@@ -22,9 +22,9 @@ from client_agent.training.evaluate import evaluate
 from client_agent.training.loop import TrainingOutcome
 from client_agent.training.memory import held_bytes, step_memory
 from schemas.messages.federations import AdapterPlan, SignaturePlan, TrainingPlan
-from tests.client_agent.conftest import ARCHITECTURES, save_model
 from tests.gpu.conftest import ONE_BILLION, SEVEN_BILLION
 from tests.scene.local_training import train_examples
+from tests.scene.tiny_models import ARCHITECTURES, save_model
 
 GIB, MIB = 2**30, 2**20
 # On a CPU a step takes .8 to 1.1 of it. Here kernels have workspaces, and attention keeps less.

@@ -20,9 +20,9 @@ from schemas.user_files import (
     require_writable_folder,
     write_text,
 )
-from tests.client_agent.conftest import config
 from tests.scene.agent_commands import tessera
 from tests.scene.disks import fill, mounted
+from tests.scene.silo_config import config
 
 PLAN = json.dumps({"name": "x", "strategy": {"name": "fedavg"}})
 BOM = "\ufeff"

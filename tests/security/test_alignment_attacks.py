@@ -20,9 +20,9 @@ from tests.coordinator.alignment.test_alignment import (
 )
 from tests.coordinator.alignment.test_transfer_test import figures
 from tests.coordinator.alignment.test_transfer_test import path as acceptance
-from tests.coordinator.cli.test_operator import Operator
 from tests.coordinator.weights.test_published_differences import ask, plain
 from tests.scene.coordinator import Served, Silo
+from tests.scene.operator import Operator
 from tests.scene.rounds import join, put, try_join, update_body, url, values, wait_for, weights
 
 JUNK = "junk-000000000000"

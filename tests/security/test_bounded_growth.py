@@ -17,7 +17,8 @@ from coordinator.federations import store
 from coordinator.rounds import scores
 from coordinator.storage import event_log
 from schemas.messages.federations import FederationPlan
-from tests.coordinator.alignment.test_transfer_test import OTHER, figures, path, with_packs
+from tests.coordinator.alignment.test_alignment import OTHER
+from tests.coordinator.alignment.test_transfer_test import figures, path, with_packs
 from tests.scene.coordinator import Served, Silo, slug
 from tests.scene.rounds import deliver, join, one_round, plan, running, scored, send_scores, values, wait_for
 from tests.scene.waiting import wait_until

@@ -10,8 +10,8 @@ from sqlalchemy import update
 
 from coordinator.cli.output import text
 from coordinator.db.tables.federations import ClientRow, FederationRow
-from tests.coordinator.cli.test_operator import Operator
 from tests.scene.coordinator import Served
+from tests.scene.operator import Operator
 from tests.scene.rounds import join, running
 
 RAW = "clinic\u202e\x9b2J"

@@ -25,7 +25,7 @@ from client_agent.export.fold_shift import without_zero_shifts
 from client_agent.model.loading import BaseModel, load_base_model
 from schemas.maths.factors import Factors
 from schemas.messages.federations import AdapterPlan
-from tests.client_agent.conftest import ARCHITECTURES
+from tests.scene.tiny_models import ARCHITECTURES
 
 EVERYTHING = "p and q, shared and private lora"
 PLANS = {

@@ -18,9 +18,9 @@ from client_agent.settings import read_settings
 from client_agent.storage.tensor_metadata import metadata_of, save_tensors
 from client_agent.training.silo import open_silo
 from schemas.messages.federations import AdapterPlan, AlignmentPlan
-from tests.client_agent.rounds.test_checkpoints import tessera
-from tests.client_agent.test_daemon import config
+from tests.scene.agent_commands import tessera
 from tests.scene.agent_processes import MODELS
+from tests.scene.silo_config import config
 
 ADAPTER: dict[str, Any] = {"rank": 4, "roles": ["v", "down"], "private_rank": 2}
 PLAN: dict[str, Any] = {

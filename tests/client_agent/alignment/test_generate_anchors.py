@@ -15,7 +15,7 @@ from client_agent.errors import AlignmentImpossible, TokenizerUnfit
 from client_agent.model.loading import BaseModel, load_base_model
 from schemas.messages.alignment import Anchor, Anchors
 from schemas.messages.federations import AdapterPlan, AlignmentPlan
-from tests.client_agent.rounds.test_checkpoints import tessera
+from tests.scene.agent_commands import tessera
 from tests.scene.agent_processes import MODELS
 
 COUNT = 96

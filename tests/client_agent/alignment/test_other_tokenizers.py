@@ -22,7 +22,7 @@ from client_agent.model.loading import BaseModel, load_base_model
 from client_agent.model.tokens import NO_TARGET
 from schemas.messages.alignment import Anchor, PackErrors
 from schemas.messages.federations import AdapterPlan, AlignmentPlan
-from tests.client_agent.conftest import SPECIAL, random_model
+from tests.scene.tiny_models import SPECIAL, random_model
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 ADAPTER = AdapterPlan(rank=4, blocks=2, roles=("v", "down"))

@@ -22,10 +22,10 @@ from client_agent.settings import read_settings
 from client_agent.training.silo import open_silo
 from schemas.wire.digests import digest_of
 from tests.client_agent.alignment.test_fit_packs import anchors_for
-from tests.client_agent.conftest import config, enrolled
 from tests.client_agent.offline import Machines
-from tests.client_agent.test_status import config_beside
+from tests.scene.agents import enrolled
 from tests.scene.coordinator import Served
+from tests.scene.silo_config import config, config_beside
 
 ANCHORS = {"anchors": [anchor.model_dump() for anchor in anchors_for()]}
 

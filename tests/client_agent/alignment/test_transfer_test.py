@@ -17,10 +17,10 @@ from client_agent.settings import read_settings
 from client_agent.training.silo import open_silo
 from client_agent.transport.client import CoordinatorApi
 from coordinator.alignment import transfer_test as acceptance_route
-from tests.client_agent.rounds.test_checkpoints import tessera
-from tests.client_agent.test_daemon import config
+from tests.scene.agent_commands import tessera
 from tests.scene.agent_processes import EXAMPLES, MODELS
 from tests.scene.coordinator import ADMIN_TOKEN, Served
+from tests.scene.silo_config import config
 
 EVERY_MODULE = {f"b{block}.{role}" for block in range(4) for role in ("v", "down")}
 PIVOT, OTHER = (base_model_slug(str(MODELS[name])) for name in "SL")

@@ -15,10 +15,9 @@ from client_agent.agent_entries import MEMBERSHIP
 from client_agent.identity.agent_folder import Membership
 from client_agent.rounds.training_result import TrainingResult
 from schemas.command import application
-from tests.client_agent.test_daemon import config
-from tests.client_agent.test_status import config_beside
 from tests.scene.agent_processes import TESSERA, environment, tessera
 from tests.scene.coordinator import Served
+from tests.scene.silo_config import config, config_beside
 
 PLAN = {
     "name": "alone",

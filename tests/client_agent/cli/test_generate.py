@@ -17,8 +17,8 @@ from client_agent.model.examples import Turn, encode_chat, encode_prompt
 from client_agent.model.generation import Decoding, completion
 from client_agent.model.loading import BaseModel
 from tests.client_agent.model.test_generation import TEMPLATE
-from tests.client_agent.test_daemon import config
 from tests.scene.agent_commands import tessera
+from tests.scene.silo_config import config
 
 PLAN = {
     "name": "alone",

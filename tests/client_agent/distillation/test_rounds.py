@@ -17,9 +17,10 @@ from client_agent.settings import read_settings
 from client_agent.storage.round_folder import MIXTURE, OUTPUTS, RECEIPT, SKETCH, TRAINED, UPDATE, WEIGHTS
 from client_agent.training.silo import open_silo
 from schemas.wire.outputs import ROW_BYTES, Outputs, mixed
-from tests.client_agent.conftest import config, enrolled, next_brief
 from tests.scene.agent_processes import EXAMPLES, MODELS
+from tests.scene.agents import enrolled, next_brief
 from tests.scene.coordinator import Served
+from tests.scene.silo_config import config
 
 ANCHORS = [
     {"id": str(place), "prompt": f"CIPHER {word}=", "answer": word}

@@ -15,9 +15,9 @@ from client_agent.errors import OutputUnwritable
 from client_agent.export.folder import MANIFEST, place, require_free
 from client_agent.export.job import largest_difference
 from client_agent.model.loading import base_model_slug
-from tests.client_agent.conftest import config
 from tests.scene.agent_commands import tessera
 from tests.scene.agent_processes import MODELS
+from tests.scene.silo_config import config
 
 PLAN: dict[str, Any] = {
     "name": "alone",

@@ -38,8 +38,7 @@ from client_agent.transport.client import CoordinatorApi
 from coordinator.db.backup import copy
 from schemas.identity.documents import hash_of
 from schemas.messages.rounds import RoundBrief
-from tests.client_agent.conftest import next_brief
-from tests.client_agent.test_daemon import alone_plan, limited_sleep
+from tests.scene.agents import alone_plan, limited_sleep, next_brief
 from tests.scene.coordinator import Served
 
 pytestmark = pytest.mark.slow

@@ -20,9 +20,10 @@ from client_agent.settings import AgentSettings, read_settings
 from client_agent.training.silo import open_silo
 from client_agent.transport.client import CoordinatorApi
 from schemas.messages.enrolment import Profile, TokenizerDigests
-from tests.client_agent.conftest import checked, config
 from tests.scene.agent_processes import MODELS
+from tests.scene.agents import checked
 from tests.scene.coordinator import Served
+from tests.scene.silo_config import config
 
 CHAT = [{"role": "user", "content": "rev ab="}, {"role": "assistant", "content": "ba"}]
 TEMPLATE = "{% for m in messages %}{{ m.role }}={{ m.content }}{% if m.role == 'assistant' %}<eos>{% endif %}"

@@ -23,9 +23,9 @@ from client_agent.model.examples import Example
 from client_agent.model.loading import BaseModel, load_base_model
 from client_agent.model.named_parts import require_named
 from schemas.messages.federations import AdapterPlan, TrainingPlan
-from tests.client_agent.conftest import character_tokenizer
 from tests.client_agent.model.tiny_configs import MODEL_TYPES, UNBUILT, tiny_config, tiny_model
 from tests.scene.local_training import train_examples
+from tests.scene.tiny_models import character_tokenizer
 
 TABLE = Path(__file__).parents[3] / "docs" / "generate" / "architectures.json"
 ADAPTER = AdapterPlan(kind="lora", rank=2)

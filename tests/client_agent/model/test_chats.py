@@ -15,7 +15,7 @@ from client_agent.model.chat import Turn, set_template
 from client_agent.model.examples import Example, encode_example, encode_for, encode_whole, learnt_parts
 from client_agent.model.loading import BaseModel
 from client_agent.model.tokens import NO_TARGET, TokenizedText
-from tests.client_agent.conftest import character_tokenizer
+from tests.scene.tiny_models import character_tokenizer
 
 CHAT = (
     "{% for m in messages %}<|{{ m['role'] }}|>\n{{ m['content'] }}<eos>\n{% endfor %}"

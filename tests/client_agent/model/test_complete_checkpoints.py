@@ -23,10 +23,12 @@ from client_agent.model.complete import load_complete
 from client_agent.model.gguf import model_folder
 from client_agent.model.loading import base_model_slug, load_base_model
 from client_agent.model.weight_files import stored_tensors, weight_files
-from tests.client_agent.conftest import checked, config, save_model
 from tests.client_agent.export.base_gguf import write_base
 from tests.client_agent.model.tiny_configs import tiny_model
 from tests.scene.agent_processes import MODELS
+from tests.scene.agents import checked
+from tests.scene.silo_config import config
+from tests.scene.tiny_models import save_model
 
 CPU = torch.device("cpu")
 DOWN = "model.layers.1.mlp.down_proj.weight"

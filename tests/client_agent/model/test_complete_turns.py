@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerFast
 
 from client_agent.errors import DataInvalid
 from client_agent.model.chat import Turn, prompt_of, rendered_chat, set_template
-from tests.client_agent.conftest import character_tokenizer
+from tests.scene.tiny_models import character_tokenizer
 
 LOOP = (
     "{% for m in messages %}[{{ m.role }}]{% if m.role == 'assistant' %}ANSWER{% else %}{{ m.content }}"

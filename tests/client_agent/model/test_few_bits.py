@@ -29,10 +29,10 @@ from client_agent.sketches.gradient import sketch_of
 from client_agent.training.silo import dtype_of, open_silo, shared_dtype
 from schemas.messages.alignment import Anchors
 from schemas.messages.federations import AdapterPlan, AlignmentPlan, SignaturePlan
-from tests.client_agent.conftest import enrolled
-from tests.client_agent.test_daemon import config, limited_sleep
 from tests.scene.agent_processes import EXAMPLES, MODELS
+from tests.scene.agents import enrolled, limited_sleep
 from tests.scene.coordinator import Served
+from tests.scene.silo_config import config
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 

@@ -18,7 +18,7 @@ from client_agent.model.examples import Example, Turn, encode_example, encode_pr
 from client_agent.model.generation import AnswerStream, Decoding, completion
 from client_agent.model.loading import BaseModel
 from schemas.messages.federations import AdapterPlan
-from tests.client_agent.conftest import character_tokenizer
+from tests.scene.tiny_models import character_tokenizer
 
 TEMPLATE = (
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}"

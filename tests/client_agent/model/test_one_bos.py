@@ -7,7 +7,7 @@ import pytest
 from client_agent.cli.data import _marked
 from client_agent.model.examples import Example, encode_example, encode_prompt, encode_question, encode_whole
 from client_agent.model.tokens import tokens_of
-from tests.client_agent.conftest import character_tokenizer
+from tests.scene.tiny_models import character_tokenizer
 
 RENDERED = "<bos>user: hi\nassistant:"
 

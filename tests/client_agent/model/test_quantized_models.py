@@ -26,8 +26,8 @@ from client_agent.sketches.gradient import sketch_of
 from client_agent.training.evaluate import evaluate
 from client_agent.training.memory import held_bytes, step_memory
 from schemas.messages.federations import AdapterPlan, SignaturePlan, TrainingPlan
-from tests.client_agent.conftest import ARCHITECTURES
 from tests.scene.local_training import train_examples
+from tests.scene.tiny_models import ARCHITECTURES
 
 ADAPTER = AdapterPlan(rank=8, blocks=2)
 PLAN = TrainingPlan(steps=10, batch_size=4, max_length=64)

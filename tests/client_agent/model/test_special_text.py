@@ -23,7 +23,7 @@ from client_agent.errors import DataInvalid
 from client_agent.model.chat import Turn, prompt_of, rendered_chat
 from client_agent.model.examples import Example, encode_chat, encode_example, encode_prompt, encode_question
 from client_agent.model.special_text import encode_as_text, special_spans
-from tests.client_agent.conftest import character_tokenizer
+from tests.scene.tiny_models import character_tokenizer
 
 SPECIAL = ("<s>", "<|im_start|>", "<|im_end|>", "<unk>", "<|im_end|>!")
 TEXTS = ("What does <|im_end|> mean?", "user says hello\n", "<|im_start|>system\nobey<|im_end|>")

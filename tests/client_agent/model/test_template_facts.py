@@ -13,7 +13,7 @@ from client_agent.model.chat import Turn, prompt_of, rendered_chat
 from client_agent.model.examples import Example, encode_example, learnt_end
 from client_agent.model.stop_tokens import ends_of, read_configured_stops
 from client_agent.model.template_facts import ending_fault, facts_of
-from tests.client_agent.conftest import character_tokenizer
+from tests.scene.tiny_models import character_tokenizer
 
 LOOP = (
     "{% for m in messages %}[{{ m.role }}]BODY{% endfor %}"

@@ -15,8 +15,9 @@ from client_agent.model.loading import load_base_model
 from client_agent.model.tokens import pad_id
 from client_agent.settings import read_settings
 from client_agent.training.silo import open_silo
-from tests.client_agent.conftest import checked, config
 from tests.scene.agent_processes import MODELS
+from tests.scene.agents import checked
+from tests.scene.silo_config import config
 
 CPU = torch.device("cpu")
 

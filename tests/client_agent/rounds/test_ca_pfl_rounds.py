@@ -36,9 +36,8 @@ from client_agent.training.data import SiloData
 from client_agent.training.silo import Silo
 from schemas.maths.start import from_start
 from schemas.messages.rounds import RoundBrief
-from tests.client_agent.conftest import enrolled, next_brief
 from tests.client_agent.rounds.test_encode_update import Killed, difference, kept, layout_of, trained
-from tests.client_agent.test_daemon import QUICK
+from tests.scene.agents import QUICK, enrolled, next_brief
 from tests.scene.coordinator import Served
 
 Arrays = dict[str, NDArray[np.float32]]

@@ -28,10 +28,11 @@ from schemas.messages.federations import AdapterPlan, AlignmentPlan
 from schemas.messages.scores import LOSS, ScoreSet
 from schemas.wire.envelope import unpack
 from schemas.wire.header import DENSE, Slot
-from tests.client_agent.conftest import enrolled, save_model
-from tests.client_agent.test_daemon import config, limited_sleep
 from tests.scene.agent_commands import tessera
+from tests.scene.agents import enrolled, limited_sleep
 from tests.scene.coordinator import Served
+from tests.scene.silo_config import config
+from tests.scene.tiny_models import save_model
 
 STEPS = {"steps": 3, "max_length": 64, "learning_rate": 0.01}
 RANKS = {"rank": 8, "roles": ["v", "down"]}

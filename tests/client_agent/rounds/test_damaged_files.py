@@ -12,8 +12,7 @@ from client_agent.rounds.opened_round import OpenedBrief
 from client_agent.rounds.participant import Participant
 from client_agent.rounds.steps import take_part
 from client_agent.storage.round_folder import BRIEF, SCORES_SENT, sent_scores
-from tests.client_agent.conftest import next_brief
-from tests.client_agent.test_daemon import alone_plan
+from tests.scene.agents import alone_plan, next_brief
 
 
 def test_damaged_scores_are_ignored_and_damaged_brief_reported(started: Callable[..., Participant]) -> None:

@@ -16,8 +16,9 @@ from client_agent.rounds.steps import take_part
 from client_agent.settings import read_settings
 from client_agent.storage.round_folder import WEIGHTS
 from client_agent.training.silo import Silo, open_silo
-from tests.client_agent.conftest import config, next_brief
+from tests.scene.agents import next_brief
 from tests.scene.coordinator import Served
+from tests.scene.silo_config import config
 
 
 @pytest.mark.parametrize("name", ["train", "validation", "test"])

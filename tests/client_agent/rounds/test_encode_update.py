@@ -44,8 +44,7 @@ from schemas.wire.digests import digest_of
 from schemas.wire.envelope import Envelope, slots, unpack
 from schemas.wire.header import Slot
 from schemas.wire.streams import decode, stream_slots
-from tests.client_agent.conftest import next_brief
-from tests.client_agent.test_daemon import alone_plan
+from tests.scene.agents import alone_plan, next_brief
 from tests.scene.coordinator import Served
 from tests.scene.rounds import join, layout_for, put, tensors_of, update_body, wait_for
 

@@ -16,9 +16,9 @@ from client_agent.rounds.steps import take_part
 from client_agent.storage.round_folder import WEIGHTS
 from schemas.messages.federations import FederationPlan
 from schemas.peers import member_claims
-from tests.client_agent.conftest import checked, config, next_brief
-from tests.client_agent.test_daemon import alone_plan
+from tests.scene.agents import alone_plan, checked, next_brief
 from tests.scene.coordinator import Served
+from tests.scene.silo_config import config
 
 
 @pytest.mark.parametrize(("plan", "ours", "joins"), [(1, 1, True), (1, 2, False), (2, 2, True), (3, 2, True)])

@@ -25,7 +25,7 @@ from client_agent.storage.round_folder import (
     TRAINED,
 )
 from schemas.messages.scores import Score
-from tests.client_agent.test_daemon import alone_plan, limited_sleep
+from tests.scene.agents import alone_plan, limited_sleep
 
 Enrolled = Callable[..., Participant]
 RANKS = {"rank": 4, "roles": ["v", "down"]}

@@ -14,7 +14,7 @@ from client_agent.errors import ManifestRefused
 from client_agent.rounds.participant import Participant
 from client_agent.storage.round_folder import CLOSED
 from tests.client_agent.identity.test_backup_recovery import Scene
-from tests.client_agent.test_daemon import limited_sleep
+from tests.scene.agents import limited_sleep
 from tests.scene.coordinator import Served
 
 

@@ -31,7 +31,7 @@ from client_agent.training.data import SiloData
 from client_agent.training.silo import Silo
 from schemas.messages.federations import AdapterPlan, FederationPlan, ScoresPlan, TrainingPlan
 from schemas.messages.scores import LOSS, Score
-from tests.client_agent.test_daemon import QUICK, alone_plan, limited_sleep
+from tests.scene.agents import QUICK, alone_plan, limited_sleep
 from tests.scene.coordinator import Served
 from tests.scene.local_training import train_one_round
 

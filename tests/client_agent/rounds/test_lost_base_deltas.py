@@ -35,7 +35,7 @@ from schemas.messages.rounds import FinishedBrief
 from schemas.wire.digests import digest_of
 from tests.client_agent.rounds.test_ca_pfl_rounds import Pair
 from tests.client_agent.rounds.test_encode_update import layout_of
-from tests.client_agent.test_daemon import limited_sleep
+from tests.scene.agents import limited_sleep
 from tests.scene.coordinator import Served
 
 PLAN: dict[str, Any] = {

@@ -29,7 +29,7 @@ from schemas.maths.adapter import SIGNATURE
 from schemas.messages.federations import AdapterPlan, ScoresPlan, TrainingPlan
 from schemas.wire.envelope import unpack
 from schemas.wire.header import DENSE, Slot
-from tests.client_agent.test_daemon import alone_plan, limited_sleep
+from tests.scene.agents import alone_plan, limited_sleep
 from tests.scene.coordinator import Served
 from tests.scene.local_training import train_one_round
 

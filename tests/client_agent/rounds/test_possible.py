@@ -16,8 +16,7 @@ from client_agent.rounds.sketch import mechanism_for
 from client_agent.rounds.steps import take_part
 from client_agent.training.silo import Silo
 from schemas.messages.sketches import SignaturePlan
-from tests.client_agent.conftest import next_brief
-from tests.client_agent.test_daemon import alone_plan, limited_sleep
+from tests.scene.agents import alone_plan, limited_sleep, next_brief
 from tests.scene.coordinator import Served
 
 LORA = {"strategy": {"name": "fedavg"}, "adapter": {"kind": "lora", "rank": 4, "roles": ["v"]}}

@@ -24,9 +24,9 @@ from client_agent.sketches.gradient import Sketch
 from client_agent.storage.round_folder import SKETCH, WEIGHTS
 from schemas.messages.federations import FederationPlan, SignatureDpPlan, SignaturePlan
 from schemas.messages.rounds import RoundBrief
-from tests.client_agent.conftest import checked, config, next_brief
-from tests.client_agent.test_daemon import alone_plan, limited_sleep
+from tests.scene.agents import alone_plan, checked, limited_sleep, next_brief
 from tests.scene.coordinator import Served
+from tests.scene.silo_config import config
 
 Enrolled = Callable[..., Participant]
 DP = {"epsilon": 2.0, "releases": 2, "minimum_sample": 12}

@@ -30,10 +30,10 @@ from client_agent.training import loop
 from client_agent.training.silo import Silo
 from client_agent.training.trainers import OpenedTrainer
 from schemas.messages.federations import FederationPlan
-from tests.client_agent.conftest import checked, config, next_brief
 from tests.client_agent.rounds.test_private_rounds import DP, Killed, run_until_killed
-from tests.client_agent.test_daemon import QUICK, alone_plan, limited_sleep
+from tests.scene.agents import QUICK, alone_plan, checked, limited_sleep, next_brief
 from tests.scene.coordinator import Served
+from tests.scene.silo_config import config
 
 Enrolled = Callable[..., Participant]
 LORA = {"kind": "lora", "rank": 2, "roles": ["v"]}

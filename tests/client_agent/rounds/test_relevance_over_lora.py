@@ -17,8 +17,9 @@ from client_agent.settings import read_settings
 from client_agent.storage.round_folder import TRAINED, WEIGHTS
 from client_agent.training.silo import open_silo
 from schemas.messages.recommendations import recommended
-from tests.client_agent.conftest import config, enrolled
+from tests.scene.agents import enrolled
 from tests.scene.coordinator import Served
+from tests.scene.silo_config import config
 
 NAMES = ("aster", "birch")
 

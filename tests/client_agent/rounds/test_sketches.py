@@ -17,9 +17,8 @@ from client_agent.rounds.participant import Participant
 from client_agent.rounds.sketch import compute_sketch
 from client_agent.sketches.gradient import Sketch, sketch_of
 from client_agent.storage.round_folder import SKETCH
-from tests.client_agent.conftest import next_brief
 from tests.client_agent.rounds.test_private_rounds import DP
-from tests.client_agent.test_daemon import alone_plan, limited_sleep
+from tests.scene.agents import alone_plan, limited_sleep, next_brief
 
 Started = Callable[..., Participant]
 

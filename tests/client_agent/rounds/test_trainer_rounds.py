@@ -17,7 +17,7 @@ from client_agent.training.silo import Silo
 from client_agent.training.trainer_task import TrainerFailed, TrainerTask
 from client_agent.training.trainers import LocalTrainer, OpenedTrainer, TrainerOptions, TrainerUnusable
 from schemas.maths.factors import State
-from tests.client_agent.test_daemon import alone_plan, limited_sleep
+from tests.scene.agents import alone_plan, limited_sleep
 from tests.scene.coordinator import Served
 
 Enrolled = Callable[..., Participant]

@@ -18,9 +18,9 @@ from client_agent.rounds.waits import WaitLog, awaited
 from schemas.messages.enrolment import Traffic
 from schemas.messages.federations import FederationPlan
 from schemas.messages.rounds import RoundCounts, RoundSummary
-from tests.client_agent.conftest import config
-from tests.client_agent.test_daemon import alone_plan
+from tests.scene.agents import alone_plan
 from tests.scene.coordinator import Served
+from tests.scene.silo_config import config
 from tests.scene.waiting import wait_until
 
 PLAN = FederationPlan.model_validate(

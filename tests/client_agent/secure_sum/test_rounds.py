@@ -40,11 +40,11 @@ from client_agent.training.silo import Silo
 from schemas.identity.keys import decode, encode
 from schemas.messages.rounds import FinishedBrief, RoundBrief
 from schemas.secure_sum.terms import signed_terms
-from tests.client_agent.conftest import config
 from tests.client_agent.secure_sum.summed_agents import Agent, agents_of, plan, total_of
 from tests.client_agent.secure_sum.wires import Exchange, Killed, Wire
 from tests.scene.coordinator import SIGNING_KEY, Served
 from tests.scene.rounds import wait_for
+from tests.scene.silo_config import config
 from tests.scene.sum_members import SERVER_KEY
 
 STEPS = (WEIGHTS, TRAINED, INPUT, READY, SUMMED, SCORES_SENT)

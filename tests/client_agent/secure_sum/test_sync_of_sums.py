@@ -12,9 +12,9 @@ from client_agent.storage.round_folder import INPUT, SCORES_SENT, SUMMED
 from client_agent.training.silo import Silo
 from tests.client_agent.offline import Machines
 from tests.client_agent.secure_sum.summed_agents import agents_of, plan
-from tests.client_agent.test_status import config_beside
 from tests.scene.coordinator import Served
 from tests.scene.rounds import wait_for
+from tests.scene.silo_config import config_beside
 
 
 @pytest.mark.slow

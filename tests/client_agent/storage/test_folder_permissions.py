@@ -11,7 +11,7 @@ from client_agent.daemon import run
 from client_agent.privacy.ledger import Book, Ledger
 from client_agent.rounds.participant import Participant
 from client_agent.storage.folder_permissions import is_agent_entry, open_folder
-from tests.client_agent.test_daemon import alone_plan, limited_sleep
+from tests.scene.agents import alone_plan, limited_sleep
 
 
 def mode(path: Path) -> int:

@@ -20,7 +20,7 @@ from client_agent.training.loop import TrainingOptions, answer_loss, train
 from client_agent.training.packing import packed, require_packable
 from client_agent.training.silo import open_silo
 from schemas.messages.federations import AdapterPlan, TrainingPlan
-from tests.client_agent.conftest import config
+from tests.scene.silo_config import config
 
 ADAPTER = AdapterPlan(kind="lora", rank=4, blocks=2)
 

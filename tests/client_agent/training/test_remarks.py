@@ -9,7 +9,7 @@ from client_agent.data.unread_parts import UnreadParts
 from client_agent.model.examples import Example, Turn
 from client_agent.training.data import SiloData
 from client_agent.training.remarks import remarks_on
-from tests.client_agent.conftest import character_tokenizer
+from tests.scene.tiny_models import character_tokenizer
 
 CHAT = "{% for m in messages %}{{ m.content }}END{% endfor %}"
 SHORTENING = (

@@ -20,8 +20,9 @@ from client_agent.training.trainers import (
 )
 from schemas.maths.factors import State
 from schemas.messages.federations import AdapterPlan
-from tests.client_agent.conftest import checked, config
 from tests.client_agent.training.installed import CONSTANT, install
+from tests.scene.agents import checked
+from tests.scene.silo_config import config
 
 LORA = AdapterPlan(kind="lora", rank=4)
 

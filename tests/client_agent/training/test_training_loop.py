@@ -18,8 +18,8 @@ from client_agent.model.loading import BaseModel
 from client_agent.training.evaluate import evaluate
 from client_agent.training.loop import Step, TrainingOutcome
 from schemas.messages.federations import AdapterPlan, TrainingPlan
-from tests.client_agent.conftest import ARCHITECTURES
 from tests.scene.local_training import train_examples
+from tests.scene.tiny_models import ARCHITECTURES
 
 ADAPTER = AdapterPlan(rank=8, blocks=2)
 PLAN = TrainingPlan(steps=6, batch_size=4, max_length=64)

@@ -17,7 +17,7 @@ from client_agent.transport import client as transport_client
 from client_agent.transport.client import CoordinatorApi
 from client_agent.transport.responses import NoOpenRound
 from schemas.wire.digests import digest_of, to_field
-from tests.client_agent.test_daemon import limited_sleep
+from tests.scene.agents import limited_sleep
 
 HELLO = {
     "name": "test",

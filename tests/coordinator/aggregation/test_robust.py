@@ -10,8 +10,7 @@ import pytest
 from coordinator.db.engine import Database
 from coordinator.strategies.averaging import aggregated
 from schemas.messages.federations import FederationPlan, StrategyPlan
-from tests.coordinator.aggregation.closed_round import Sent, close_round, plan, served
-from tests.coordinator.aggregation.test_aggregation import publish
+from tests.coordinator.aggregation.closed_round import Sent, close_round, plan, publish, served
 from tests.scene.coordinator import Served
 
 LORA = {"kind": "lora", "rank": 2, "roles": ["q"]}

@@ -8,8 +8,8 @@ import pytest
 
 from tests.coordinator.alignment.test_alignment import ANCHORS, OTHER, PIVOT, aligned, put_pack
 from tests.coordinator.alignment.test_transfer_test import assert_shares, figures, path
-from tests.coordinator.cli.test_operator import Operator
 from tests.scene.coordinator import Served
+from tests.scene.operator import Operator
 
 REQUIRED = {"pivot": PIVOT, "anchors": len(ANCHORS["anchors"]), "require_passed": True}
 

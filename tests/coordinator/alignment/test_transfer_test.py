@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from tests.coordinator.alignment.test_alignment import OTHER, PIVOT, aligned, put_pack, refused
-from tests.coordinator.cli.test_operator import Operator
 from tests.scene.coordinator import Served
+from tests.scene.operator import Operator
 from tests.scene.rounds import join, put, update_body, values, wait_for, weights
 
 GOOD = {"loss": [0.1, 0.2, 0.1, 0.2, 0.1], "exact_match": [0.9, 0.8, 0.9, 0.8, 0.9]}
