@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from typing import Any
 
 import httpx
@@ -11,14 +10,12 @@ import pytest
 
 from client_agent.daemon import run
 from client_agent.errors import VersionMismatch
-from client_agent.rounds.participant import Participant
 from client_agent.transport import handshake
 from client_agent.transport.handshake import require_sums
 from schemas.messages.federations import FederationPlan
 from schemas.messages.tokens import Hello
-from tests.scene.agents import alone_plan, limited_sleep
+from tests.scene.agents import Enrolled, alone_plan, limited_sleep
 
-Enrolled = Callable[..., Participant]
 HELLO = {
     "name": "tessera",
     "protocol_version": 2,

@@ -7,7 +7,6 @@ import fcntl
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -25,17 +24,16 @@ from client_agent.rounds.steps import take_part
 from client_agent.session import StopFlag
 from client_agent.storage.round_folder import INPUT, JOIN, READY, RECEIPT, REFERENCE, UPDATE, WEIGHTS
 from client_agent.training.silo import Silo
-from tests.client_agent.alignment.test_fit_packs import anchors_for
+from tests.client_agent.alignment.anchors import anchors_for
 from tests.client_agent.offline import Killed, Machines
 from tests.client_agent.rounds.test_private_training import private_plan
 from tests.client_agent.secure_sum.summed_agents import plan as summed_plan
 from tests.scene.agent_commands import tessera
 from tests.scene.agent_processes import environment
-from tests.scene.agents import alone_plan, enrolled, limited_sleep, next_brief
+from tests.scene.agents import Enrolled, alone_plan, enrolled, limited_sleep, next_brief
 from tests.scene.coordinator import Served
 from tests.scene.silo_config import config_beside
 
-Enrolled = Callable[..., Participant]
 LORA = {"kind": "lora", "rank": 2, "roles": ["v"]}
 
 

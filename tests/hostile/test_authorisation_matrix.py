@@ -14,8 +14,7 @@ import pytest
 
 from coordinator.app import create_app
 from coordinator.settings import Settings
-from tests.coordinator.alignment.test_alignment import OTHER, PIVOT, aligned, put_pack
-from tests.coordinator.alignment.test_transfer_test import figures
+from tests.scene.alignment import OTHER, PIVOT, acceptance_figures, aligned, put_pack
 from tests.scene.coordinator import Served, Silo, slug
 from tests.scene.rounds import join, put, update_body, values, wait_for
 from tests.scene.stored_bank import store_bank
@@ -154,7 +153,7 @@ class World:
     def body(self, operation: str) -> dict[str, Any] | None:
         """Give what the route looks at before it looks at the role, if there is such a thing."""
         if operation.endswith("/acceptance"):
-            return figures(self.pack)
+            return acceptance_figures(self.pack)
         return {} if operation.startswith(("PUT", "POST")) else None
 
 

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 import httpx
 import pytest
 
-from tests.coordinator.alignment.test_alignment import OTHER, PIVOT, aligned, put_pack
-from tests.coordinator.alignment.test_transfer_test import figures
 from tests.hostile.test_authorisation_matrix import ANYONE, NOT_SET_UP, POLICIES
+from tests.scene.alignment import OTHER, PIVOT, acceptance_figures, aligned, put_pack
 from tests.scene.coordinator import Served, Silo, slug, start
 from tests.scene.openid_provider import CLIENT, running_provider
 from tests.scene.rounds import join, put, update_body, values, wait_for
@@ -59,7 +58,7 @@ class Scene:
             **{"token_id": "tok_none", "base_model": OTHER, "n": 1, "session": 1, "step": 0},
             **{"expert": 1, "revision": 6},
         )
-        body = figures(self.pack) if operation.endswith("/acceptance") else {}
+        body = acceptance_figures(self.pack) if operation.endswith("/acceptance") else {}
         sent = {"json": body} if method in ("PUT", "POST") else {}
         with self.people[role].stream(method, path, **sent) as answer:  # events do not end
             if answer.is_success:

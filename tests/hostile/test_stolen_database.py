@@ -14,17 +14,16 @@ import httpx
 import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from sqlalchemy import create_engine, inspect, text
 
 from client_agent.transport.request_signing import SignedRequests
 from schemas.identity.enrolment_token import read
 from schemas.identity.keys import decode
-from tests.scene.coordinator import ADMIN_TOKEN, PROFILE, SIGNING_KEY, Silo
+from tests.hostile.stolen import RETRY_KEY, bearer_client, forms, seed_of
+from tests.scene.coordinator import ADMIN_TOKEN, SIGNING_KEY, Silo
 from tests.scene.coordinator_process import ServedProcess, start_process
 from tests.scene.rounds import deliver, join, plan, wait_for, weights
 
-RETRY_KEY = "cmV0cnkta2V5LW9mLXRoZS10ZXN0cy0zMi1ieXRlcyE"
 TELLING = np.float32(0.0123456789)
 _WORD = re.compile(r"[A-Za-z0-9_+/=:.-]{12,}")
 
@@ -85,29 +84,6 @@ def loot(
         yield Loot(served, silos, list(_stored(served.database_url)), _log(folder), secrets, signatures)
     finally:
         served.stop()
-
-
-def bearer_client(served: ServedProcess, token: str) -> str:
-    """Enrol without a key, twice as when an answer is lost, and be refused once; give the credential."""
-    anyone = served.http()
-    request = {"token": token, "name": "bearer", "profile": PROFILE, "retry_key": RETRY_KEY}
-    asked = [anyone.post("/v1/enrolments", json=request) for _ in range(2)]
-    assert [answer.status_code for answer in asked] == [201, 200]
-    assert anyone.post("/v1/enrolments", json=request | {"retry_key": "q" * 43}).status_code == 401
-    credential = str(asked[0].json()["credential"])
-    assert served.http(credential).get("/v1/me").status_code == 200
-    assert served.http(credential + "x").get("/v1/me").status_code == 401
-    return credential
-
-
-def seed_of(key: Ed25519PrivateKey) -> bytes:
-    return key.private_bytes(Encoding.Raw, PrivateFormat.Raw, NoEncryption())
-
-
-def forms(name: str, raw: bytes) -> dict[str, str]:
-    plain = base64.b64encode(raw).decode().rstrip("=")
-    url = base64.urlsafe_b64encode(raw).decode().rstrip("=")
-    return {f"{name}, {kind}": form for kind, form in (("hex", raw.hex()), ("base64", plain), ("url", url))}
 
 
 def _stored(url: str) -> Iterator[Any]:

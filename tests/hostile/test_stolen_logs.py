@@ -15,7 +15,7 @@ import safetensors
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
 from schemas.identity.enrolment_token import read
-from tests.hostile.test_stolen_database import RETRY_KEY, bearer_client, forms, seed_of
+from tests.hostile.stolen import RETRY_KEY, bearer_client, forms, seed_of
 from tests.scene.agent_processes import EXAMPLES, TESSERA, AgentProcess, environment, prepare_agent
 from tests.scene.coordinator import ADMIN_TOKEN, SIGNING_KEY
 from tests.scene.coordinator_process import start_process

@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from client_agent.daemon import run
 from client_agent.errors import Stopped
 from client_agent.identity.membership import enrol, read_key
 from client_agent.preflight import Finding, findings
@@ -89,3 +91,20 @@ def alone_plan(**changes: Any) -> dict[str, Any]:
         "rounds": {"total": 2, "min_clients": 1},
         "training": QUICK,
     } | changes
+
+
+DP = {"epsilon": 2.0, "releases": 2, "minimum_sample": 12}
+
+
+class Killed(BaseException):
+    """As if the process were gone."""
+
+
+def run_until_killed(who: Participant, monkeypatch: pytest.MonkeyPatch, module: Any, name: str) -> None:
+    def die(*_: Any, **__: Any) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patched:
+        patched.setattr(module, name, die)
+        with pytest.raises(Killed):
+            run(who, limited_sleep(500))

@@ -36,7 +36,7 @@ SPECIAL = ["<pad>", "<bos>", "<eos>", "<unk>"]
 
 
 def character_tokenizer(pairs: bool = False) -> PreTrainedTokenizerFast:
-    """Make a tokenizer of one token per character, or with `pairs` one per two letters where there are two."""
+    """Make a tokenizer of one token per character, or with `pairs` per two letters."""
     pieces = list(CHARACTERS)
     if pairs:
         pieces += [a + b for a in string.ascii_lowercase for b in string.ascii_lowercase]

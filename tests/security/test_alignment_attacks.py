@@ -6,21 +6,21 @@ import numpy as np
 import pytest
 
 from schemas.wire.digests import digest_of
-from tests.coordinator.alignment.test_alignment import (
+from tests.coordinator.weights.test_published_differences import ask, plain
+from tests.scene.alignment import (
     ERRORS,
     MODULES,
     OTHER,
     PIVOT,
+    acceptance_figures,
     aligned,
-    body,
-    deliver,
+    deliver_pack,
+    pack_body,
+    pack_tensors,
     put_pack,
-    refused,
-    tensors,
+    refusal,
 )
-from tests.coordinator.alignment.test_transfer_test import figures
-from tests.coordinator.alignment.test_transfer_test import path as acceptance
-from tests.coordinator.weights.test_published_differences import ask, plain
+from tests.scene.alignment import acceptance_path as acceptance
 from tests.scene.coordinator import Served, Silo
 from tests.scene.operator import Operator
 from tests.scene.rounds import join, put, try_join, update_body, url, values, wait_for, weights
@@ -68,10 +68,10 @@ def test_a_foreign_base_model_must_follow_the_pivot(coordinator: Served) -> None
         coordinator.enrol(federation_id, "honest"),
     )
     coordinator.start_federation(federation_id)
-    junk = body(federation_id, JUNK, tensors(OTHER), alignment_set=ANOTHER_SET)
-    assert refused(deliver(attacker.http, federation_id, JUNK, junk)) == (409, "pivot-pack-missing")
+    junk = pack_body(federation_id, JUNK, pack_tensors(OTHER), alignment_set=ANOTHER_SET)
+    assert refusal(deliver_pack(attacker.http, federation_id, JUNK, junk)) == (409, "pivot-pack-missing")
     assert put_pack(honest.http, federation_id, PIVOT).status_code == 201
-    assert refused(deliver(attacker.http, federation_id, JUNK, junk)) == (422, "metadata")
+    assert refusal(deliver_pack(attacker.http, federation_id, JUNK, junk)) == (422, "metadata")
     assert try_join(honest, 1).status_code == 200
 
 
@@ -79,22 +79,25 @@ def test_a_foreign_base_model_must_follow_the_pivot(coordinator: Served) -> None
 def test_a_pack_without_values_is_refused(coordinator: Served, name: str) -> None:
     federation_id = aligned(coordinator)
     honest = coordinator.enrol(federation_id, "honest")
-    empty = tensors(PIVOT) | {name: np.zeros((2, 0) if name.endswith("A") else (0, 2), np.float32)}
-    assert refused(put_pack(honest.http, federation_id, PIVOT, empty)) == (422, "tensor-schema")
+    empty = pack_tensors(PIVOT) | {name: np.zeros((2, 0) if name.endswith("A") else (0, 2), np.float32)}
+    assert refusal(put_pack(honest.http, federation_id, PIVOT, empty)) == (422, "tensor-schema")
 
 
 def test_a_compression_bomb_as_pack_is_refused(coordinator: Served) -> None:
     federation_id = aligned(coordinator)
     honest = coordinator.enrol(federation_id, "honest")
-    wide = tensors(PIVOT) | {"b0.q.A": np.zeros((2, 2**19), np.float32)}
-    bomb = body(federation_id, PIVOT, wide, compress=True)
+    wide = pack_tensors(PIVOT) | {"b0.q.A": np.zeros((2, 2**19), np.float32)}
+    bomb = pack_body(federation_id, PIVOT, wide, compress=True)
     assert len(bomb) < 2**12
-    answer = deliver(honest.http, federation_id, PIVOT, bomb, **{"Content-Encoding": "zstd"})
+    answer = deliver_pack(honest.http, federation_id, PIVOT, bomb, **{"Content-Encoding": "zstd"})
     assert answer.status_code in (413, 422), answer.text
     assert stored(coordinator, federation_id) == {}
     noise = np.random.default_rng(1).normal(size=(2, 2**19)).astype(np.float32)
-    real = body(federation_id, PIVOT, tensors(PIVOT) | {"b0.q.A": noise}, compress=True)
-    assert deliver(honest.http, federation_id, PIVOT, real, **{"Content-Encoding": "zstd"}).status_code == 201
+    real = pack_body(federation_id, PIVOT, pack_tensors(PIVOT) | {"b0.q.A": noise}, compress=True)
+    assert (
+        deliver_pack(honest.http, federation_id, PIVOT, real, **{"Content-Encoding": "zstd"}).status_code
+        == 201
+    )
 
 
 @pytest.mark.parametrize("state", ["open", "running", "paused", "finished"])
@@ -110,11 +113,11 @@ def test_operators_replace_and_delete_packs_in_any_state(coordinator: Served, st
     assert replaced.status_code == 201, replaced.text
     assert stored(coordinator, federation_id) == {PIVOT: replaced.json()["digest"]}
     assert operator.delete(path(federation_id, PIVOT)).status_code == 204
-    assert refused(operator.delete(path(federation_id, PIVOT))) == (404, "not-found")
+    assert refusal(operator.delete(path(federation_id, PIVOT))) == (404, "not-found")
     assert stored(coordinator, federation_id) == {}
     voided = coordinator.admin.get(f"/v1/federations/{federation_id}/alignments").json()["voided"]
     assert {pack["digest"] for pack in voided} == {
-        digest_of(body(federation_id, PIVOT)),
+        digest_of(pack_body(federation_id, PIVOT)),
         replaced.json()["digest"],
     }
     again = put_pack(operator, federation_id, PIVOT)
@@ -152,13 +155,13 @@ def test_replacing_the_pivots_pack_ends_dependent_packs(coordinator: Served) -> 
     replaced = put_pack(coordinator.admin, federation_id, PIVOT, alignment_set=ANOTHER_SET)
     assert replaced.status_code == 201
     assert [*stored(coordinator, federation_id)] == [PIVOT]
-    assert refused(try_join(silos[1], 3)) == (409, "pack-missing")
-    assert refused(deliver(silos[1].http, federation_id, OTHER, body(federation_id, OTHER))) == (
+    assert refusal(try_join(silos[1], 3)) == (409, "pack-missing")
+    assert refusal(deliver_pack(silos[1].http, federation_id, OTHER, pack_body(federation_id, OTHER))) == (
         422,
         "metadata",
     )
-    made_anew = body(federation_id, OTHER, alignment_set=ANOTHER_SET)
-    assert deliver(silos[1].http, federation_id, OTHER, made_anew).status_code == 201
+    made_anew = pack_body(federation_id, OTHER, alignment_set=ANOTHER_SET)
+    assert deliver_pack(silos[1].http, federation_id, OTHER, made_anew).status_code == 201
     take_part(coordinator, silos, 3, stored(coordinator, federation_id))
     join(silos[0], 4)
     assert (weights(silos[0], 4)["b0.q.P"] == 3.0).all()
@@ -196,12 +199,12 @@ def test_revoking_a_client_ends_its_packs(coordinator: Served) -> None:
     attacker, honest = (coordinator.enrol(federation_id, name) for name in ("evil", "honest"))
     assert put_pack(attacker.http, federation_id, PIVOT).status_code == 201
     coordinator.start_federation(federation_id)
-    better = body(federation_id, PIVOT, **REPLACED)
-    assert refused(deliver(honest.http, federation_id, PIVOT, better)) == (409, "upload-conflict")
+    better = pack_body(federation_id, PIVOT, **REPLACED)
+    assert refusal(deliver_pack(honest.http, federation_id, PIVOT, better)) == (409, "upload-conflict")
     revoked = coordinator.admin.delete(f"/v1/federations/{federation_id}/clients/{attacker.client_id}")
     assert revoked.status_code == 204
     assert stored(coordinator, federation_id) == {}
-    assert deliver(honest.http, federation_id, PIVOT, better).status_code == 201
+    assert deliver_pack(honest.http, federation_id, PIVOT, better).status_code == 201
     assert try_join(honest, 2).status_code == 200  # round 1 was abandoned
 
 
@@ -242,20 +245,26 @@ def test_one_failed_transfer_test_blocks_no_base_model(coordinator: Served) -> N
         )
 
     for _ in range(3):
-        answer = first.http.put(acceptance(federation_id), json=figures(pack, "failed", seed=1))
+        answer = first.http.put(acceptance(federation_id), json=acceptance_figures(pack, "failed", seed=1))
         assert answer.json()["verdicts"] == {"failed": 1}
-        first.http.put(acceptance(federation_id), json=figures(pack, "failed"))
+        first.http.put(acceptance(federation_id), json=acceptance_figures(pack, "failed"))
     assert verdict() == "untested"
-    second.http.put(acceptance(federation_id), json=figures(pack))
+    second.http.put(acceptance(federation_id), json=acceptance_figures(pack))
     assert verdict() == "passed"
-    answer = third.http.put(acceptance(federation_id), json=figures(pack, "failed"))
+    answer = third.http.put(acceptance(federation_id), json=acceptance_figures(pack, "failed"))
     assert answer.json()["verdicts"] == {"failed": 2, "passed": 1}
     assert verdict() == "failed"
     coordinator.admin.delete(f"/v1/federations/{federation_id}/clients/{third.client_id}")
     assert verdict() == "passed"
-    assert coordinator.admin.put(acceptance(federation_id), json=figures(pack, "failed")).status_code == 201
+    assert (
+        coordinator.admin.put(acceptance(federation_id), json=acceptance_figures(pack, "failed")).status_code
+        == 201
+    )
     assert verdict() == "failed"
-    assert refused(first.http.put(acceptance(federation_id), json=figures(pack))) == (409, "upload-conflict")
+    assert refusal(first.http.put(acceptance(federation_id), json=acceptance_figures(pack))) == (
+        409,
+        "upload-conflict",
+    )
 
 
 def test_final_weights_outlive_a_pack_deleted_later(coordinator: Served) -> None:

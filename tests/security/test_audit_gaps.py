@@ -15,8 +15,7 @@ from typer.testing import CliRunner
 from coordinator import cli
 from schemas.identity.documents import hash_of, is_signed
 from schemas.identity.keys import public_key
-from tests.coordinator.alignment.test_alignment import OTHER
-from tests.coordinator.alignment.test_transfer_test import figures, with_packs
+from tests.scene.alignment import OTHER, acceptance_figures, with_packs
 from tests.scene.coordinator import ADMIN_TOKEN, Served
 from tests.scene.rounds import deliver, running, values
 
@@ -48,7 +47,7 @@ def test_alignment_actions_of_persons_are_audited(served: Served) -> None:
     federation_id, pack = with_packs(served)
     path = f"/v1/federations/{federation_id}/alignments/{OTHER}/acceptance"
     for _ in range(2):
-        assert served.admin.put(path, json=figures(pack)).status_code in (200, 201)
+        assert served.admin.put(path, json=acceptance_figures(pack)).status_code in (200, 201)
     found = [entry for entry in entries(served) if entry[0] != "federation-created"]
     assert [(event, actor, subject) for event, actor, subject, _ in found] == [
         ("anchors-set", "settings", federation_id),
@@ -64,7 +63,7 @@ def test_alignment_actions_of_clients_are_not_audited(served: Served) -> None:
     before = len(entries(served))
     silo = served.enrol_over_http(federation_id, "a", base_model=OTHER)
     path = f"/v1/federations/{federation_id}/alignments/{OTHER}/acceptance"
-    assert silo.http.put(path, json=figures(pack)).status_code == 201
+    assert silo.http.put(path, json=acceptance_figures(pack)).status_code == 201
     assert [entry[0] for entry in entries(served)[before:]] == ["enrolment-token-made", "client-enrolled"]
 
 

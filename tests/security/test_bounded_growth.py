@@ -17,8 +17,7 @@ from coordinator.federations import store
 from coordinator.rounds import scores
 from coordinator.storage import event_log
 from schemas.messages.federations import FederationPlan
-from tests.coordinator.alignment.test_alignment import OTHER
-from tests.coordinator.alignment.test_transfer_test import figures, path, with_packs
+from tests.scene.alignment import OTHER, acceptance_figures, acceptance_path, with_packs
 from tests.scene.coordinator import Served, Silo, slug
 from tests.scene.rounds import deliver, join, one_round, plan, running, scored, send_scores, values, wait_for
 from tests.scene.waiting import wait_until
@@ -80,19 +79,27 @@ def test_acceptance_tests_are_replaced_once_a_minute(
     federation_id, pack = with_packs(coordinator)
     silo = coordinator.enrol(federation_id, "a", base_model=OTHER)
     before = count_events(rows, coordinator, federation_id)
-    assert silo.http.put(path(federation_id), json=figures(pack)).status_code == 201
-    refused = silo.http.put(path(federation_id), json=figures(pack, steps=51))
+    assert silo.http.put(acceptance_path(federation_id), json=acceptance_figures(pack)).status_code == 201
+    refused = silo.http.put(acceptance_path(federation_id), json=acceptance_figures(pack, steps=51))
     assert (refused.status_code, slug(refused)) == (429, "rate-limited")
     assert 0 < int(refused.headers["Retry-After"]) <= transfer_test.REPLACED_AFTER.total_seconds() + 6
     assert count_events(rows, coordinator, federation_id) == before + 1
     monkeypatch.setattr(transfer_test, "REPLACED_AFTER", -transfer_test.REPLACED_AFTER)
     began = time.monotonic()
     for steps in range(60, 80):
-        assert silo.http.put(path(federation_id), json=figures(pack, steps=steps)).status_code == 201
+        assert (
+            silo.http.put(
+                acceptance_path(federation_id), json=acceptance_figures(pack, steps=steps)
+            ).status_code
+            == 201
+        )
     most = 2 + (time.monotonic() - began) / 0.5
     assert count_events(rows, coordinator, federation_id) - before - 1 <= most
     before = count_events(rows, coordinator, federation_id)
-    assert silo.http.put(path(federation_id), json=figures(pack, steps=79)).status_code == 200
+    assert (
+        silo.http.put(acceptance_path(federation_id), json=acceptance_figures(pack, steps=79)).status_code
+        == 200
+    )
     assert count_events(rows, coordinator, federation_id) == before
 
 
@@ -103,7 +110,9 @@ def test_a_full_disk_refuses_scores_and_acceptance_tests(
     federation_id, (silo, _) = running(served)
     join(silo, 1)
     assert score(silo, 1, 0.5) == (507, "storage-full")
-    full = silo.http.put(path(federation_id, "tiny-s-3f0c9a1b2c3d"), json=figures("sha256:" + "0" * 64))
+    full = silo.http.put(
+        acceptance_path(federation_id, "tiny-s-3f0c9a1b2c3d"), json=acceptance_figures("sha256:" + "0" * 64)
+    )
     assert (full.status_code, slug(full)) == (507, "storage-full")
 
 

@@ -9,7 +9,7 @@ import pytest
 from studies import simulate
 from studies.study import read_study
 from tests.scene.agent_processes import EXAMPLES
-from tests.studies.test_fair import fair_study
+from tests.studies.comparisons import fair_study
 
 STUDIES = EXAMPLES / "studies"
 

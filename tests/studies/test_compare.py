@@ -13,15 +13,12 @@ from pathlib import Path
 
 import psutil
 import pytest
-import typer
-from typer.testing import CliRunner
 
 from client_agent.agent_entries import PREFIXES
 from client_agent.errors import FolderInUse
 from client_agent.storage.rate_store import RateSearch
 from studies import shared_files, simulate
 from studies.clients import SharedModels
-from studies.command import compare
 from studies.compare import Comparison
 from studies.methods import methods_of
 from studies.partition_record import describe_partition
@@ -34,13 +31,9 @@ from studies.worker_pool import Pool
 from tests.scene.agent_processes import TESSERA
 from tests.scene.studies import result, silo_table, write_pools, write_study
 from tests.scene.waiting import wait_until
+from tests.studies.comparisons import planned_comparison, run_compare
 
 THREE = (silo_table("aster"), silo_table("birch", model="L"), silo_table("late", joins_after=1))
-
-
-def planned(folder: Path, **changes: object) -> Comparison:
-    read = read_study(write_study(folder)).model_copy(update=changes)
-    return Comparison.planned(read, folder / "out", ["local", "fedavg"], None)
 
 
 def finish(comparison: Comparison, method: str, seed: int) -> CellResult:
@@ -51,30 +44,26 @@ def finish(comparison: Comparison, method: str, seed: int) -> CellResult:
     return cell_result
 
 
-def invoked(file: Path, *arguments: str) -> tuple[int, str]:
-    """Run the command; return its exit status, and its output without frames and line breaks."""
-    app = typer.Typer()
-    app.add_typer(compare)
-    done = CliRunner().invoke(app, ["compare", str(file), "--out", str(file.parent / "out"), *arguments])
-    return done.exit_code, " ".join(done.stderr.replace("\u2502", " ").split())
-
-
 def missing_labels(comparison: Comparison) -> list[str]:
     return [cell.label for cell in comparison.missing()]
 
 
 def test_a_finished_run_is_not_run_again(tmp_path: Path) -> None:
-    comparison = planned(tmp_path)
+    comparison = planned_comparison(tmp_path)
     previous = finish(comparison, "fedavg", 0)
-    assert missing_labels(planned(tmp_path)) == ["local, seed 0", "local, seed 1", "fedavg, seed 1"]
-    assert planned(tmp_path).results() == [previous]
+    assert missing_labels(planned_comparison(tmp_path)) == [
+        "local, seed 0",
+        "local, seed 1",
+        "fedavg, seed 1",
+    ]
+    assert planned_comparison(tmp_path).results() == [previous]
 
 
 def test_results_of_other_examples_or_steps_are_ignored(tmp_path: Path) -> None:
-    finish(planned(tmp_path), "fedavg", 0)
-    assert len(planned(tmp_path).missing()) == 3
+    finish(planned_comparison(tmp_path), "fedavg", 0)
+    assert len(planned_comparison(tmp_path).missing()) == 3
     plan = {"training": {"steps": 3}}
-    for changed in (planned(tmp_path, plan=plan), planned(tmp_path, tests=7)):
+    for changed in (planned_comparison(tmp_path, plan=plan), planned_comparison(tmp_path, tests=7)):
         assert len(changed.missing()) == 4
     more = read_study(tmp_path / "study.toml").with_examples(5)
     assert len(Comparison.planned(more, tmp_path / "out", ["local", "fedavg"], None).missing()) == 4
@@ -84,7 +73,7 @@ def test_results_of_other_examples_or_steps_are_ignored(tmp_path: Path) -> None:
 
 
 def test_a_truncated_result_is_ignored(tmp_path: Path) -> None:
-    comparison = planned(tmp_path)
+    comparison = planned_comparison(tmp_path)
     finish(comparison, "fedavg", 0)
     cell = next(cell for cell in comparison.cells if cell.label == "fedavg, seed 0")
     file = cell.folder(comparison.out) / "result.json"
@@ -93,7 +82,7 @@ def test_a_truncated_result_is_ignored(tmp_path: Path) -> None:
 
 
 def test_stored_layers_are_deleted_after_the_last_run(tmp_path: Path) -> None:
-    comparison = planned(tmp_path)
+    comparison = planned_comparison(tmp_path)
     for cell in comparison.cells:
         finish(comparison, cell.method, cell.seed)
     (comparison.out / PREFIXES / "model").mkdir(parents=True)
@@ -102,21 +91,21 @@ def test_stored_layers_are_deleted_after_the_last_run(tmp_path: Path) -> None:
 
 
 def test_fresh_discards_results(tmp_path: Path) -> None:
-    comparison = planned(tmp_path)
+    comparison = planned_comparison(tmp_path)
     finish(comparison, "fedavg", 0)
     comparison.forget()
-    assert len(planned(tmp_path).missing()) == 4
+    assert len(planned_comparison(tmp_path).missing()) == 4
 
 
 def test_fresh_discards_searched_rates(tmp_path: Path) -> None:
-    rates = SharedRates.of(shared_files.FolderFiles(planned(tmp_path).out))
+    rates = SharedRates.of(shared_files.FolderFiles(planned_comparison(tmp_path).out))
     rates.write("key", RateSearch(chosen=0.01))
-    planned(tmp_path).forget()
+    planned_comparison(tmp_path).forget()
     assert SharedRates.of(rates.files).read("key").chosen is None
 
 
 def test_a_partial_report_names_the_missing_runs(tmp_path: Path) -> None:
-    comparison = planned(tmp_path)
+    comparison = planned_comparison(tmp_path)
     finish(comparison, "fedavg", 0)
     report = comparison.reported()
     assert [m.method for m in report.methods] == ["fedavg"]
@@ -170,7 +159,7 @@ def test_an_invalid_study_is_refused_before_any_run(tmp_path: Path) -> None:
         (("--methods", ","), "has an empty item; write a list such as local,fedmosaic"),
         (("--methods", "local,fedavg,local"), "local is repeated"),
     ):
-        code, message = invoked(file, *arguments)
+        code, message = run_compare(file, *arguments)
         assert code != 0
         assert expected in message
     assert not (tmp_path / "out").exists()
@@ -180,7 +169,7 @@ def test_an_invalid_study_is_refused_before_any_run(tmp_path: Path) -> None:
 def test_an_unwritable_folder_is_refused_before_any_run(tmp_path: Path, place: str) -> None:
     file = write_study(tmp_path)
     (tmp_path / "file").write_text("mine")
-    code, message = invoked(file, "--out", str(tmp_path / place))
+    code, message = run_compare(file, "--out", str(tmp_path / place))
     assert code == 1
     assert "is not a writable folder" in message
     assert "pass another one" in message
@@ -189,16 +178,16 @@ def test_an_unwritable_folder_is_refused_before_any_run(tmp_path: Path, place: s
 
 def test_two_comparisons_do_not_share_a_folder(tmp_path: Path) -> None:
     database = tmp_path / "out" / "coordinator" / "tessera.db"
-    with planned(tmp_path).claimed():
+    with planned_comparison(tmp_path).claimed():
         database.parent.mkdir()
         database.write_text("of the one that runs")
-        code, message = invoked(tmp_path / "study.toml", "--fresh")
+        code, message = run_compare(tmp_path / "study.toml", "--fresh")
         assert code == 1
         assert f"another comparison writes to {tmp_path / 'out'}; wait until it ends" in message
-        with pytest.raises(FolderInUse), planned(tmp_path).claimed():
+        with pytest.raises(FolderInUse), planned_comparison(tmp_path).claimed():
             pytest.fail("claimed twice")
     assert database.read_text() == "of the one that runs"
-    with planned(tmp_path).claimed():
+    with planned_comparison(tmp_path).claimed():
         pass
 
 
@@ -208,11 +197,11 @@ def test_the_exit_status_is_1_with_missing_results(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, finished_runs: int
 ) -> None:
     monkeypatch.setattr(signal, "signal", lambda *_: None)  # Ctrl-C goes on being for the tests
-    comparison = planned(tmp_path)
+    comparison = planned_comparison(tmp_path)
     for cell in comparison.cells[:finished_runs]:
         finish(comparison, cell.method, cell.seed)
     monkeypatch.setattr(Pool, "run", lambda self, cells, workers, follow: None)  # nobody fails, nobody works
-    code, message = invoked(tmp_path / "study.toml", "--methods", "local,fedavg")
+    code, message = run_compare(tmp_path / "study.toml", "--methods", "local,fedavg")
     assert code == (0 if finished_runs == 4 else 1)
     assert (f"{4 - finished_runs} of 4 runs are missing" in message) == (finished_runs < 4)
 

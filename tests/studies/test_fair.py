@@ -10,79 +10,38 @@ import pytest
 from client_agent.errors import StudyUnusable
 from studies.compare import Comparison
 from studies.fair import adapter_label
-from studies.results import Cell, CellResult, store_divergence, store_result
-from studies.study import Study, read_study
+from studies.study import read_study
 from tests.scene.agent_processes import EXAMPLES
-from tests.scene.studies import result, write_pools, write_study
-
-BOTH = ["local_lora", "fedit"]
-
-
-def fair_study(folder: Path, more: str = "", *, seeds: str = "[1, 2]") -> Study:
-    """Write a study with the rules of `more` or the default ones, no rate, and validation examples."""
-    file = write_study(folder, more=more if "fair." in more else "fair = {}\n" + more)
-    text = file.read_text().replace("plan.training.learning_rate = 0.01\n", "")
-    text = text.replace("validation = 2", "validation = 16").replace("seeds = [0, 1]", f"seeds = {seeds}")
-    file.write_text(text)
-    write_pools(folder, 60)
-    return read_study(file)
-
-
-def planned(folder: Path, more: str = "", methods: list[str] | None = None) -> Comparison:
-    return Comparison.planned(fair_study(folder, more), folder / "out", methods or BOTH, None)
-
-
-def finish(comparison: Comparison, cell: Cell, loss: float) -> CellResult:
-    """Store a result whose validation and test loss is `loss`."""
-    done = result(
-        cell.method, cell.seed, {"aster": (9, loss, loss), "birch": (9, loss, loss)}, validated=True
-    )
-    done = done.model_copy(update={"digest": cell.digest, "plan": cell.plan, "alone": cell.alone})
-    store_result(cell, comparison.out, done)
-    return done
-
-
-def search(comparison: Comparison, losses: dict[float, float]) -> list[str]:
-    """Finish the missing runs until none is a search; return the labels of these."""
-    labels: list[str] = []
-    while searches := [cell for cell in comparison.missing() if cell.seed == 0]:
-        for cell in searches:
-            labels.append(cell.label)
-            assert cell.rate is not None
-            if losses[cell.rate] == inf:
-                store_divergence(cell, comparison.out)
-            else:
-                finish(comparison, cell, losses[cell.rate])
-    return labels
+from tests.studies.comparisons import BOTH, fair_study, finish_searches, planned_fair_comparison
 
 
 def test_the_searched_rate_has_the_least_validation_loss(tmp_path: Path) -> None:
-    comparison = planned(tmp_path, methods=["local_lora"])
+    comparison = planned_fair_comparison(tmp_path, methods=["local_lora"])
     assert [cell.label for cell in comparison.missing()] == [
         "local_lora, seed 0, rate 0.001",
         "local_lora, seed 0, rate 0.003",
     ]
-    labels = search(comparison, {0.001: 3, 0.003: 2, 0.01: 1, 0.03: inf})
+    labels = finish_searches(comparison, {0.001: 3, 0.003: 2, 0.01: 1, 0.03: inf})
     assert labels[2:] == ["local_lora, seed 0, rate 0.01", "local_lora, seed 0, rate 0.03"]
     assert [cell.label for cell in comparison.missing()] == [
         "local_lora, seed 1, rate 0.01",
         "local_lora, seed 2, rate 0.01",
     ]
     assert {cell.plan.training.learning_rate for cell in comparison.cells} == {0.01}
-    resumed = planned(tmp_path, methods=["local_lora"])
+    resumed = planned_fair_comparison(tmp_path, methods=["local_lora"])
     assert [cell.label for cell in resumed.missing()] == [cell.label for cell in comparison.missing()]
 
 
 def test_a_single_named_rate_needs_no_search(tmp_path: Path) -> None:
-    comparison = planned(tmp_path, "fair.rates = [0.1, 0.2]\n")
-    assert search(comparison, {0.1: 1, 0.2: 2}) == [
+    comparison = planned_fair_comparison(tmp_path, "fair.rates = [0.1, 0.2]\n")
+    assert finish_searches(comparison, {0.1: 1, 0.2: 2}) == [
         "local_lora, seed 0, rate 0.1",
         "local_lora, seed 0, rate 0.2",
         "fedit, seed 0, rate 0.1",
         "fedit, seed 0, rate 0.2",
     ]
     assert {cell.rate for cell in comparison.cells} == {0.1}
-    single = planned(tmp_path, "fair.rates = [0.1]\n")
+    single = planned_fair_comparison(tmp_path, "fair.rates = [0.1]\n")
     assert not single.searches
     assert len(single.cells) == 4
 
@@ -92,12 +51,12 @@ def test_methods_that_draw_clients_are_refused(tmp_path: Path) -> None:
     with pytest.raises(
         StudyUnusable, match=r"half draws clients.* leave rounds\.sample out, or compare without"
     ):
-        planned(tmp_path, half, [*BOTH, "half"])
+        planned_fair_comparison(tmp_path, half, [*BOTH, "half"])
 
 
 def test_methods_that_share_their_runs_share_their_searches(tmp_path: Path) -> None:
     more = 'fair.rates = [0.1, 0.2]\n[method.averages]\nlike = "fedit"\nstates = "served"\n'
-    comparison = planned(tmp_path, more, ["local_lora", "fedit", "fedit_local", "averages"])
+    comparison = planned_fair_comparison(tmp_path, more, ["local_lora", "fedit", "fedit_local", "averages"])
     assert len(comparison.searches) == 4
     cells = {cell.method: cell.states for cell in comparison.planner._cells.values()}
     assert cells == {"local_lora": "all", "fedit": "all", "fedit_local": "all", "averages": "served"}
@@ -105,7 +64,7 @@ def test_methods_that_share_their_runs_share_their_searches(tmp_path: Path) -> N
 
 def test_methods_have_the_adapter_of_the_rules(tmp_path: Path) -> None:
     methods = ["local_lora", "ca_pfl", "het_lora", "fedmosaic", "fedmosaic_pq"]
-    comparison = planned(
+    comparison = planned_fair_comparison(
         tmp_path, 'fair.adapter = { rank = 3, roles = ["v", "o"] }\nfair.rates = [0.1]\n', methods
     )
     adapters = {cell.method: cell.plan.adapter for cell in comparison.cells}
@@ -148,14 +107,14 @@ def test_methods_have_the_adapter_of_the_rules(tmp_path: Path) -> None:
 )
 def test_unfair_options_are_refused(tmp_path: Path, more: str, methods: list[str], fact: str) -> None:
     with pytest.raises(StudyUnusable) as refused:
-        planned(tmp_path, more, methods)
+        planned_fair_comparison(tmp_path, more, methods)
     assert fact in str(refused.value)
 
 
 def test_rates_that_all_diverge_are_refused(tmp_path: Path) -> None:
-    comparison = planned(tmp_path, "fair.rates = [0.1, 0.2]\n", ["local_lora"])
+    comparison = planned_fair_comparison(tmp_path, "fair.rates = [0.1, 0.2]\n", ["local_lora"])
     with pytest.raises(StudyUnusable, match="local_lora diverged at every learning rate that was tried"):
-        search(comparison, {0.1: inf, 0.2: inf})
+        finish_searches(comparison, {0.1: inf, 0.2: inf})
 
 
 def test_few_validation_examples_are_refused(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from studies.worker_context import WorkerContext
 from tests.scene.agent_processes import TESSERA
 from tests.scene.studies import study, write_study
 from tests.scene.waiting import wait_until
-from tests.studies.test_compare import invoked
+from tests.studies.comparisons import run_compare
 
 needs_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed")
 SECONDS = {"wall_seconds", "cpu_seconds", "search_cpu_seconds"}
@@ -167,7 +167,7 @@ def test_a_cluster_without_authentication_is_refused(tmp_path: Path, monkeypatch
 def test_inconsistent_ray_options_are_refused(
     tmp_path: Path, arguments: tuple[str, ...], message: str
 ) -> None:
-    code, stderr = invoked(write_study(tmp_path), *arguments)
+    code, stderr = run_compare(write_study(tmp_path), *arguments)
     assert code == 2
     assert message in stderr
     assert not (tmp_path / "out").exists()

@@ -10,7 +10,7 @@ import pytest
 from studies.results import Cell
 from studies.worker_pool import CellQueue, Pool
 from studies.worker_protocol import Progress, Setup
-from tests.studies.test_compare import planned
+from tests.studies.comparisons import planned_comparison
 
 
 class Closed:
@@ -25,14 +25,14 @@ class Closed:
 
 
 def test_an_error_of_the_listener_ends_the_run(tmp_path: Path) -> None:
-    comparison = planned(tmp_path)
+    comparison = planned_comparison(tmp_path)
     pool = Pool(Setup(study=comparison.study, out=comparison.out), Closed())
     with pytest.raises(SystemExit):
         pool.run(comparison.cells, workers=2)
 
 
 def test_a_failed_queue_releases_waiting_threads(tmp_path: Path) -> None:
-    cell = planned(tmp_path).cells[0]
+    cell = planned_comparison(tmp_path).cells[0]
     waiting, found = CellQueue([cell], lambda cell: ()), list[Cell | None]()
     assert waiting.next() == cell
     thread = threading.Thread(target=lambda: found.append(waiting.next()), daemon=True)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
-from tests.scene.coordinator import ADMIN_TOKEN, Served
+from tests.scene.coordinator import Served
 from tests.system.programs import program
 
 # What Chromium would fetch by itself has no place here; as root it needs to be told that no sandbox is meant.
@@ -54,10 +54,3 @@ def page(browser: Browser) -> Iterator[Page]:
 def served(serve: Callable[..., Served], fresh_database: Callable[[str], str]) -> Served:
     """A coordinator that nobody else uses."""
     return serve(fresh_database("sqlite"), tick_seconds=0.05, retry_seconds=0.1, polls_per_second=20)
-
-
-def enter(page: Page, served: Served, fragment: str = "", token: str = ADMIN_TOKEN) -> None:
-    """Open the page at a fragment of its address with a token."""
-    page.goto(f"{served.url}/#/{fragment}" if fragment else served.url)
-    page.get_by_label("Token").fill(token)
-    page.get_by_role("button", name="Sign in", exact=True).click()

@@ -7,11 +7,10 @@ from playwright.sync_api import Page, expect
 from sqlalchemy import update
 
 from coordinator.db.tables.federations import FederationRow
-from tests.coordinator.alignment.test_alignment import OTHER
-from tests.coordinator.alignment.test_transfer_test import figures, with_packs
+from tests.scene.alignment import OTHER, acceptance_figures, with_packs
 from tests.scene.coordinator import Served
 from tests.scene.rounds import deliver, one_round, plan, running, scored, url, values
-from tests.system.conftest import enter
+from tests.system.page import enter
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(120)]
 
@@ -132,7 +131,7 @@ def test_one_chooses_among_federations(page: Page, served: Served) -> None:
 
 def test_packs_show_their_verdicts_losses_and_errors(page: Page, served: Served) -> None:
     federation_id, pack = with_packs(served)
-    tested = figures(pack, "failed")
+    tested = acceptance_figures(pack, "failed")
     stored = served.admin.put(f"/v1/federations/{federation_id}/alignments/{OTHER}/acceptance", json=tested)
     assert stored.status_code == 201, stored.text
     enter(page, served)

@@ -14,7 +14,7 @@ from tests.scene.coordinator import Served
 from tests.scene.openid_provider import CLIENT, running_provider
 from tests.scene.rounds import one_round, plan, running
 from tests.scene.waiting import wait_until
-from tests.system.conftest import enter
+from tests.system.page import enter
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(120)]
 

@@ -7,7 +7,7 @@ from playwright.sync_api import Page, expect
 
 from tests.scene.coordinator import Served, Silo
 from tests.scene.rounds import one_round, plan, running, scored, send_scores
-from tests.system.conftest import enter
+from tests.system.page import enter
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(120)]
 

@@ -8,7 +8,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from tests.scene.coordinator import Served
-from tests.system.conftest import enter
+from tests.system.page import enter
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
 

@@ -9,7 +9,7 @@ from playwright.sync_api import Page, expect
 
 from tests.scene.coordinator import Served, Silo
 from tests.scene.rounds import deliver, join, running, url, values, wait_for
-from tests.system.conftest import enter
+from tests.system.page import enter
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
 

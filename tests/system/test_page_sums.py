@@ -9,7 +9,7 @@ from tests.scene.coordinator import Served
 from tests.scene.rounds import running
 from tests.scene.stored_bank import PLAN, store_bank
 from tests.scene.sums_in_clear import sum_up, summed
-from tests.system.conftest import enter
+from tests.system.page import enter
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(120)]
 

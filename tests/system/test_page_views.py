@@ -22,7 +22,7 @@ from tests.scene.rounds import (
     url,
     values,
 )
-from tests.system.conftest import enter
+from tests.system.page import enter
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(120)]
 

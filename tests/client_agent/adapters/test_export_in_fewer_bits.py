@@ -16,7 +16,13 @@ from client_agent.adapters.peft_export import precision_note, write_checkpoint
 from client_agent.model.loading import load_base_model
 from client_agent.model.quantization import bits_and_bytes, keep_differentiable, precision_of
 from client_agent.settings import Quantization
-from tests.client_agent.adapters.test_peft_export import EVERYTHING, IDS, factors_of, trained, without_shifts
+from tests.client_agent.adapters.peft_adapters import (
+    EVERYTHING,
+    IDS,
+    factors_of,
+    random_adapter,
+    without_shifts,
+)
 
 ROUNDING = 0.03  # of the logits' own size; bfloat16 keeps 8 bits of each number, layer after layer
 HELD: dict[str, tuple[Quantization, torch.dtype]] = {
@@ -53,7 +59,7 @@ def test_export_on_equally_loaded_base_differs_by_rounding(
     base = load_base_model(source, device=torch.device("cpu"), dtype=dtype, quantization=quantization)
     assert precision_of(base.model) == precision
     bare = logits(base.model)
-    with trained(base, EVERYTHING) as adapter:
+    with random_adapter(base, EVERYTHING) as adapter:
         without_shifts(adapter)
         expected = logits(base.model)
         write_checkpoint(tmp_path, factors_of(adapter), base, source)

@@ -15,31 +15,21 @@ import pytest
 import safetensors.numpy
 import torch
 
-from client_agent.adapters.base import Adapter, LoraFactors
-from client_agent.adapters.frames import random_frames
-from client_agent.adapters.inject import inject
 from client_agent.adapters.peft_export import checkpoint_in_place, write_checkpoint
 from client_agent.adapters.peft_folder import CONFIG, TENSORS
 from client_agent.errors import AdapterInPlace, AdapterUnreadable, LayoutMismatch, ProvenanceMismatch
-from client_agent.export.fold_shift import without_zero_shifts
 from client_agent.model.loading import BaseModel, load_base_model
-from schemas.maths.factors import Factors
-from schemas.messages.federations import AdapterPlan
+from tests.client_agent.adapters.peft_adapters import (
+    EVERYTHING,
+    IDS,
+    PLANS,
+    factors_of,
+    logits_of,
+    random_adapter,
+    without_shifts,
+)
 from tests.scene.tiny_models import ARCHITECTURES
 
-EVERYTHING = "p and q, shared and private lora"
-PLANS = {
-    "p and q": AdapterPlan(rank=6, blocks=2, scale=1.5),
-    EVERYTHING: AdapterPlan(rank=6, blocks=2, same_architecture_rank=3, private_rank=2, scale=1.5),
-    "gated": AdapterPlan(rank=6, blocks=2),
-    "gated, private lora": AdapterPlan(rank=6, blocks=2, private_rank=2),
-    "lora": AdapterPlan(kind="lora", rank=3, scale=0.5),
-    "folded lora": AdapterPlan(kind="lora", rank=3, scale=0.5),
-    "last lora": AdapterPlan(kind="lora", rank=3, layers=2),
-    "lora of two layers": AdapterPlan(kind="lora", rank=3, layers=(1, 3)),
-    "last p and q": AdapterPlan(rank=6, blocks=2, same_architecture_rank=2, layers=2),
-    "deep": AdapterPlan(rank=6, blocks=3, same_architecture_rank=2),
-}
 CASES = [(architecture, EVERYTHING) for architecture in ARCHITECTURES]
 CASES += [("llama", name) for name in PLANS if name != EVERYTHING]
 CASES += [
@@ -72,44 +62,6 @@ class Exported:
     by_peft: Path
 
 
-IDS = [[1, 5, 9, 14, 7, 22, 30, 6, 11]]
-
-
-def logits_of(base: BaseModel) -> np.ndarray:
-    with torch.no_grad():
-        return base.model(input_ids=torch.tensor(IDS)).logits.numpy()  # type: ignore[operator]
-
-
-def noise(like: dict[str, np.ndarray], seed: int) -> dict[str, np.ndarray]:
-    rng = np.random.default_rng(seed)
-    return {name: np.asarray(0.2 * rng.standard_normal(v.shape), np.float32) for name, v in like.items()}
-
-
-def trained(base: BaseModel, name: str) -> Adapter:
-    plan, gated = PLANS[name], name.startswith("gated")
-    frames = random_frames(base, plan, 0) if plan.kind == "pq" else {}
-    adapter = inject(base, plan, frames, gated=gated, seed=0)
-    adapter.load(noise(adapter.state(), 0))
-    adapter.load_private(noise(adapter.private_state(), 1))
-    if name == "folded lora":
-        (d_out, d_in), rng = base.shapes["v"], np.random.default_rng(3)
-        factors = (0.5 * rng.standard_normal(shape) for shape in ((4, d_in), (d_out, 4)))
-        adapter.load_base_delta({"l1.v": Factors(*(values.astype(np.float32) for values in factors))})
-    if gated:
-        shared = noise(adapter.state(), 2)
-        adapter.load_global({n: np.zeros_like(v) if n.endswith(".Q") else v for n, v in shared.items()})
-    return adapter
-
-
-def without_shifts(adapter: Adapter) -> None:
-    """Set Q to zero, local and global: a checkpoint has no place for an output shift."""
-    adapter.load({n: np.zeros_like(v) if n.endswith(".Q") else v for n, v in adapter.state().items()})
-
-
-def factors_of(adapter: Adapter) -> dict[str, LoraFactors]:
-    return without_zero_shifts(adapter.as_lora())
-
-
 @pytest.fixture(scope="module")
 def exported(
     saved_model: Callable[..., str], tmp_path_factory: pytest.TempPathFactory
@@ -123,7 +75,7 @@ def exported(
         source = saved_model(architecture, num_hidden_layers=11 if name == "deep" else 4)
         base = load_base_model(source, device=torch.device("cpu"))
         bare = logits_of(base)
-        with trained(base, name) as adapter:
+        with random_adapter(base, name) as adapter:
             without_shifts(adapter)
             export = Exported(folder / f"{i}", logits_of(base), bare, folder / f"{i}.npy")
             write_checkpoint(export.checkpoint, factors_of(adapter), base, source)
@@ -180,7 +132,7 @@ def test_exported_modules_have_one_rank(exported: dict[tuple[str, str], Exported
 
 def test_bias_is_refused_in_a_checkpoint(tiny: Callable[..., BaseModel], tmp_path: Path) -> None:
     base = tiny()
-    with trained(base, "p and q") as adapter, pytest.raises(LayoutMismatch, match="bias"):
+    with random_adapter(base, "p and q") as adapter, pytest.raises(LayoutMismatch, match="bias"):
         write_checkpoint(tmp_path, adapter.as_lora(), base, "somewhere")
     assert not list(tmp_path.iterdir())
 
@@ -188,7 +140,7 @@ def test_bias_is_refused_in_a_checkpoint(tiny: Callable[..., BaseModel], tmp_pat
 def test_checkpoint_loads_and_unloads_without_trace(tiny: Callable[..., BaseModel], tmp_path: Path) -> None:
     base = tiny()
     bare, modules, attributes = logits_of(base), dict(base.model.named_modules()), set(vars(base.model))
-    with trained(base, EVERYTHING) as adapter:
+    with random_adapter(base, EVERYTHING) as adapter:
         without_shifts(adapter)
         acting = logits_of(base)
         write_checkpoint(tmp_path, factors_of(adapter), base, "somewhere")
@@ -203,7 +155,7 @@ def test_checkpoint_loads_and_unloads_without_trace(tiny: Callable[..., BaseMode
 
 def test_invalid_or_foreign_checkpoint_is_refused(tiny: Callable[..., BaseModel], tmp_path: Path) -> None:
     base, wider = tiny(), tiny(hidden_size=64)
-    with trained(wider, "lora") as adapter:
+    with random_adapter(wider, "lora") as adapter:
         write_checkpoint(tmp_path / "wider", factors_of(adapter), wider, "somewhere")
     (tmp_path / "empty").mkdir()
     before = dict(base.model.named_modules())

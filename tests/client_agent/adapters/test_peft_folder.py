@@ -22,7 +22,7 @@ from client_agent.adapters.peft_folder import (
 )
 from client_agent.errors import AdapterUnreadable, ProvenanceMismatch
 from client_agent.model.loading import BaseModel, load_base_model
-from tests.client_agent.adapters.test_peft_export import trained
+from tests.client_agent.adapters.peft_adapters import random_adapter
 
 Tensors = dict[str, Tensor]
 FIRST = f"{PREFIX}.model.layers.0.self_attn.q_proj.lora_A.weight"
@@ -41,7 +41,7 @@ def base(source: str) -> BaseModel:
 @pytest.fixture(scope="module")
 def export(base: BaseModel, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("export")
-    with trained(base, "lora") as adapter:
+    with random_adapter(base, "lora") as adapter:
         write_checkpoint(folder, adapter.as_lora(), base, "tiny")
     return folder
 

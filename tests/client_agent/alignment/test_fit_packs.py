@@ -22,16 +22,9 @@ from client_agent.model.loading import BaseModel
 from client_agent.model.tokens import NO_TARGET
 from schemas.messages.alignment import Anchor
 from schemas.messages.federations import AdapterPlan, AlignmentPlan
+from tests.client_agent.alignment.anchors import anchors_for
 
 ADAPTER = AdapterPlan(rank=4, blocks=2)
-
-
-def anchors_for(count: int = 96) -> list[Anchor]:
-    words = [f"{a}{b}{c}" for a in "abcde" for b in "fghij" for c in "klmno"]
-    return [
-        Anchor(id=f"a{i}", prompt=f"say {w} again=", answer=w[: 1 + i % 3])
-        for i, w in enumerate(words[:count])
-    ]
 
 
 ANCHORS = anchors_for()

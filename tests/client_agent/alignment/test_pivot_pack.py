@@ -21,7 +21,7 @@ from client_agent.rounds.participant import Participant
 from client_agent.settings import read_settings
 from client_agent.training.silo import open_silo
 from schemas.wire.digests import digest_of
-from tests.client_agent.alignment.test_fit_packs import anchors_for
+from tests.client_agent.alignment.anchors import anchors_for
 from tests.client_agent.offline import Machines
 from tests.scene.agents import enrolled
 from tests.scene.coordinator import Served

@@ -10,9 +10,7 @@ import pytest
 from client_agent.data.load import RowOptions, load_examples
 from client_agent.errors import DataInvalid
 from client_agent.model.examples import Example
-from tests.client_agent.data.test_chat_rows import answer, messages
-from tests.client_agent.data.test_instructions import INSTRUCTIONS, write_task
-from tests.client_agent.data.test_load import ROWS
+from tests.client_agent.data.rows import INSTRUCTIONS, ROWS, answer, messages, write_task
 
 
 @pytest.mark.parametrize("names", ["prompt;completion,label", "prompt;one, two, or three;completion"])

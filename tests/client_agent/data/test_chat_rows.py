@@ -11,6 +11,7 @@ import pytest
 from client_agent.data.load import RowOptions, load_examples
 from client_agent.errors import DataInvalid
 from client_agent.model.examples import Example, Turn
+from tests.client_agent.data.rows import answer, messages
 
 FUNCTION = {"name": "price", "parameters": {"type": "object"}}
 TOOL = {"type": "function", "function": FUNCTION}
@@ -25,14 +26,6 @@ def loaded(tmp_path: Path, row: dict[str, Any], **options: Any) -> Example:
     file.write_text(json.dumps(row) + "\n")
     (example,) = load_examples(str(file), RowOptions(**options)).examples
     return example
-
-
-def messages(*turns: dict[str, Any], **columns: Any) -> dict[str, Any]:
-    return {"messages": [{"role": "user", "content": "How much?"}, *turns], **columns}
-
-
-def answer(content: Any = "12", **keys: Any) -> dict[str, Any]:
-    return {"role": "assistant", "content": content, **keys}
 
 
 ALPACA = {"instruction": "How much?", "output": "12"}

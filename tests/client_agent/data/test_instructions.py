@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,20 +9,13 @@ from client_agent.data.load import RowOptions, load_examples
 from client_agent.data.row import Row
 from client_agent.data.templates import template
 from client_agent.model.examples import Example, Task
+from tests.client_agent.data.rows import INSTRUCTIONS, write_task
 
 TEA = {"task_name": "task1_tea", "id": "a", "definition": "Name the drink.", "inputs": "leaves"}
-INSTRUCTIONS = RowOptions("natural_instructions")
 
 
 def examples(*records: dict[str, Any]) -> list[Example]:
     return list(template("natural_instructions")([Row("line", record) for record in records]))
-
-
-def write_task(file: Path, *instances: dict[str, Any], categories: list[str] | None = None) -> None:
-    task = {"Definition": ["Name the drink.", "One word."], "Categories": categories, "Contributors": []}
-    extra = [{"input": "beans", "output": "coffee", "explanation": "-"}]
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps(task | {"Positive Examples": extra, "Instances": list(instances)}, indent=1))
 
 
 def test_headings_stand_before_definition_input_and_answer() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 from pathlib import Path
 from typing import Any
@@ -12,8 +11,7 @@ import pytest
 from client_agent.data.load import RowOptions, load_examples
 from client_agent.errors import DataInvalid
 from client_agent.model.examples import Example, Turn
-
-ROWS = [{"prompt": f"{number}+1=", "completion": str(number + 1)} for number in range(4)]
+from tests.client_agent.data.rows import ROWS, write_csv, write_parquet
 
 
 def write_jsonl(path: Path, rows: list[dict[str, Any]]) -> str:
@@ -23,20 +21,6 @@ def write_jsonl(path: Path, rows: list[dict[str, Any]]) -> str:
 
 def write_json(path: Path, rows: list[dict[str, Any]]) -> str:
     path.write_text(json.dumps(rows))
-    return str(path)
-
-
-def write_csv(path: Path, rows: list[dict[str, Any]]) -> str:
-    with path.open("w", newline="") as file:
-        table = csv.DictWriter(file, list(rows[0]))
-        table.writeheader()
-        table.writerows(rows)
-    return str(path)
-
-
-def write_parquet(path: Path, rows: list[dict[str, Any]]) -> str:
-    pyarrow = pytest.importorskip("pyarrow")
-    pytest.importorskip("pyarrow.parquet").write_table(pyarrow.Table.from_pylist(rows), path)
     return str(path)
 
 

@@ -11,7 +11,7 @@ import pytest
 from client_agent.data.load import RowOptions, SourceExamples, load_examples
 from client_agent.errors import DataInvalid
 from client_agent.row_template import RowTemplate
-from tests.client_agent.data.test_load import write_csv, write_parquet
+from tests.client_agent.data.rows import write_csv, write_parquet
 
 PLAIN = {"prompt": "a", "completion": "b"}
 CHAT = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}

@@ -31,7 +31,7 @@ from tests.client_agent.experts.routed_bank import (
     noise,
     with_router,
 )
-from tests.client_agent.export.test_routed_export import FACTS, SCORING, Source, artefact, write_no_card
+from tests.client_agent.export.artefacts import FACTS, SCORING, Source, artefact, write_no_card
 from tests.scene.local_training import train_examples
 
 pytestmark = pytest.mark.slow

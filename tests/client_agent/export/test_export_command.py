@@ -24,8 +24,8 @@ from client_agent.rounds.participant import Participant
 from client_agent.storage.base_delta import newest_base_delta
 from client_agent.training.silo import Silo
 from schemas.messages.rounds import FinishedBrief
-from tests.client_agent.rounds.test_ca_pfl_rounds import Pair
 from tests.scene.agent_commands import tessera
+from tests.scene.agent_pair import Pair
 from tests.scene.agent_processes import MODELS
 from tests.scene.agents import limited_sleep
 from tests.scene.coordinator import Served

@@ -20,7 +20,7 @@ from client_agent.export.vllm_rules import RANKS, require_served, served_rank
 from client_agent.model.chat import Turn, set_template
 from client_agent.model.examples import Example, encode_for
 from client_agent.model.loading import BaseModel, load_base_model
-from tests.client_agent.adapters.test_peft_export import logits_of, trained
+from tests.client_agent.adapters.peft_adapters import logits_of, random_adapter
 
 GEMMA = (
     "{{ bos_token }}{% for m in messages %}"
@@ -54,7 +54,7 @@ def test_gguf_adapter_is_read_back_unchanged(
     tiny: Callable[..., BaseModel], tmp_path: Path, architecture: str, plan: str
 ) -> None:
     base = tiny(architecture)
-    with trained(base, plan) as adapter:
+    with random_adapter(base, plan) as adapter:
         factors = adapter.as_lora()
     write_gguf(tmp_path / "adapter.gguf", factors, base, "tiny")
     back = read_gguf(tmp_path / "adapter.gguf", base)
@@ -70,7 +70,7 @@ def test_architecture_unknown_to_llama_cpp_is_refused(tiny: Callable[..., BaseMo
 
 def test_shift_is_folded_into_one_more_rank(tiny: Callable[..., BaseModel], examples: list[Example]) -> None:
     base = tiny()
-    with trained(base, "p and q") as adapter:
+    with random_adapter(base, "p and q") as adapter:
         factors = adapter.as_lora()
         folded = fold_shifts(base, factors, encode_for(base, examples, 64))
     assert shifted(factors)
@@ -85,7 +85,7 @@ def test_merged_weights_give_the_logits_of_the_adapter(
 ) -> None:
     source = saved_model("llama")
     base = load_base_model(source, device=torch.device("cpu"))
-    with trained(base, "p and q") as adapter:
+    with random_adapter(base, "p and q") as adapter:
         expected, factors = logits_of(base), adapter.as_lora()
     assert all(holds_shift(base, path) for path in factors)
     write_merged(tmp_path, source, factors, base)

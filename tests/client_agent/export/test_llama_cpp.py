@@ -11,7 +11,7 @@ import pytest
 from client_agent.adapters.base import LoraFactors
 from client_agent.export.gguf_lora import write_gguf
 from client_agent.model.loading import BaseModel
-from tests.client_agent.adapters.test_peft_export import IDS, logits_of, trained
+from tests.client_agent.adapters.peft_adapters import IDS, logits_of, random_adapter
 from tests.client_agent.export.base_gguf import write_base
 from tests.client_agent.export.llama_cpp import llama_cpp
 
@@ -27,7 +27,7 @@ def test_llama_cpp_gives_the_same_logits(
     base = tiny(architecture, head_dim=32, hidden_size=128, intermediate_size=96, **gemma)
     write_base(tmp_path / "base.gguf", base)
     bare = logits_of(base)[0]
-    with trained(base, "lora") as adapter:
+    with random_adapter(base, "lora") as adapter:
         expected = logits_of(base)[0]
         factors: dict[str, LoraFactors] = adapter.as_lora()
     write_gguf(tmp_path / "adapter.gguf", factors, base, "tiny")

@@ -4,39 +4,35 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from client_agent.adapters.base import Adapter, require_bare
+from client_agent.adapters.base import require_bare
 from client_agent.adapters.frames import random_frames
 from client_agent.adapters.peft_export import checkpoint_in_place, write_checkpoint
 from client_agent.adapters.peft_folder import CONFIG, TENSORS
 from client_agent.errors import AdapterUnreadable, ExportInexact, ExportUnsupported
 from client_agent.experts.routed_experts import RoutedExperts, inject_experts
-from client_agent.export.artefact import Artefact, held_out_loss
-from client_agent.export.facts import TrainingFacts
+from client_agent.export.artefact import held_out_loss
 from client_agent.export.folder import MANIFEST
 from client_agent.export.job import export_adapter
 from client_agent.export.serving import routed_commands
 from client_agent.export.xlora import XLoraFiles, export_routed, xlora_in_place
 from client_agent.model.loading import BaseModel
-from client_agent.rounds.checkpoints import AdapterWithOrigin
 from client_agent.training.silo import Silo
-from schemas.messages.federations import AdapterPlan, ScoresPlan
+from schemas.messages.federations import AdapterPlan
 from schemas.strategies.fed_vemoe import FedVemoeOptions
+from tests.client_agent.export.artefacts import FACTS, SCORING, Source, artefact, write_no_card
 from tests.scene.agent_processes import MODELS
 
 SOFT = FedVemoeOptions(top_m=3, gamma=0.7)
 EXPERTS = (0, 1, 2, 5)
 IDS = torch.tensor([[1, 5, 9, 14, 7, 22, 30, 6]])
-SCORING = ScoresPlan(examples=6, new_tokens=0)
-FACTS = TrainingFacts(None, 1, "trained alone", None, None, SCORING, 64)
 
 
 def trained(base: BaseModel, routing: FedVemoeOptions, *, size: float = 0.2) -> RoutedExperts:
@@ -120,31 +116,8 @@ def test_exported_class_is_an_ordinary_lora(tiny: Callable[..., BaseModel], tmp_
     assert config["adapters"] == {"0": "x5", "1": "x1"}
 
 
-@dataclass(frozen=True)
-class Source:
-    """An adapter of a test, as `tessera agent export` finds it on disk."""
-
-    make: Callable[[BaseModel], Adapter]
-
-    def attach(self, silo: Silo) -> AbstractContextManager[AdapterWithOrigin]:
-        return self._attached(silo)
-
-    @contextmanager
-    def _attached(self, silo: Silo) -> Iterator[AdapterWithOrigin]:
-        with self.make(silo.base) as adapter:
-            yield AdapterWithOrigin(adapter, None)
-
-
 ROUTED = Source(lambda base: trained(base, SOFT, size=0.05))
 HARD = Source(lambda base: trained(base, FedVemoeOptions(), size=0.05))
-
-
-def artefact(folder: Path) -> Artefact:
-    return Artefact("peft", "name", "model", "model", str(folder), chat=False)
-
-
-def write_no_card(*_: object) -> None:
-    """Write no model card."""
 
 
 def test_routed_export_is_reloaded_and_scored(silo: Silo, tmp_path: Path) -> None:

@@ -24,10 +24,10 @@ from client_agent.training.silo import Silo
 from client_agent.transport.client import CoordinatorApi
 from schemas.identity.keys import name_of
 from schemas.messages.enrolment import Profile
-from tests.coordinator.enrolment.test_key_rotation import let_expire
 from tests.scene.agent_commands import tessera
 from tests.scene.agents import limited_sleep
 from tests.scene.coordinator import Served
+from tests.scene.key_rotation import let_expire
 from tests.scene.silo_config import config
 
 Connect = Callable[[Ed25519PrivateKey], AbstractContextManager[CoordinatorApi]]

@@ -21,8 +21,8 @@ from client_agent.transport.client import CoordinatorApi
 from schemas.identity.keys import name_of
 from schemas.messages.enrolment import Profile
 from schemas.messages.rounds import RoundManifest
-from tests.coordinator.enrolment.test_key_rotation import rotation
 from tests.scene.coordinator import PROFILE, Served, Silo
+from tests.scene.key_rotation import rotation
 from tests.scene.rounds import PLAN
 
 Change = Callable[[list[dict[str, Any]]], object]

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 
 from client_agent.errors import RosterRefused
 from client_agent.identity.roster import ROSTER, Roster
-from client_agent.rounds.participant import Participant
 from schemas.identity.documents import hash_of
 from schemas.messages.rounds import SignedDocument
+from tests.scene.agents import Enrolled
 from tests.scene.coordinator import Served
 
-Enrolled = Callable[..., Participant]
 PLAN = {
     "rounds": {"min_clients": 3},
     "privacy": {"secure_sum": {"minimum": 3}},

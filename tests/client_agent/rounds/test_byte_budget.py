@@ -12,25 +12,25 @@ from client_agent.rounds.opened_round import OpenedBrief
 from client_agent.rounds.steps import take_part
 from client_agent.storage.round_folder import RECEIPT, RESIDUAL, SENT, TRAINED, WEIGHTS
 from schemas.messages.rounds import RoundBrief
-from tests.client_agent.rounds.test_encode_update import (
+from tests.scene.agent_rounds import (
     LORA,
     SERVED,
-    Enrolled,
-    Scene,
-    difference,
-    kept,
+    LoneSilo,
     layout_of,
-    opened,
+    opened_update,
     reference_of,
-    trained,
+    stored_tensors,
+    trained_tensors,
+    update_difference,
 )
+from tests.scene.agents import Enrolled
 from tests.scene.coordinator import Served
 
 OWN = {"reference": "own_last", "density": 0.5, "values": "int8"}
 
 
 def octets(folder: Any) -> int:
-    with opened(folder) as body:
+    with opened_update(folder) as body:
         return sum(
             body.length(name) * width for name, width in (("codes", 1), ("scales", 2), ("positions", 1))
         )
@@ -46,14 +46,14 @@ def with_wire(brief: RoundBrief, **changes: Any) -> RoundBrief:
 def test_sparse_update_sends_largest_values_within_budget(
     served: Served, participant: Enrolled, recipe: dict[str, Any]
 ) -> None:
-    scene = Scene(served, participant, adapter=LORA, wire={"recipe": recipe, "max_bytes": 500})
+    scene = LoneSilo(served, participant, adapter=LORA, wire={"recipe": recipe, "max_bytes": 500})
     one, two = scene.run_rounds(), scene.run_rounds()
     for folder in (one, two):
         assert 470 < octets(folder) <= 500
-    before = kept(two, WEIGHTS) if recipe is SERVED else kept(one, SENT)
-    lost = kept(one, RESIDUAL) if recipe is SERVED else {}
-    state, sent = scene.stored(layout_of(two)), difference(two)
-    for name, values in trained(two).items():
+    before = stored_tensors(two, WEIGHTS) if recipe is SERVED else stored_tensors(one, SENT)
+    lost = stored_tensors(one, RESIDUAL) if recipe is SERVED else {}
+    state, sent = scene.stored(layout_of(two)), update_difference(two)
+    for name, values in trained_tensors(two).items():
         assert (state[name] == before[name] + sent[name]).all()
         wanted = values - before[name] + lost.get(name, np.float32(0))
         unsent = np.abs(wanted)[sent[name] == 0]
@@ -63,8 +63,8 @@ def test_sparse_update_sends_largest_values_within_budget(
 
 
 def test_budget_beyond_need_changes_no_byte(served: Served, participant: Enrolled) -> None:
-    scene = Scene(served, participant, adapter=LORA, wire={"recipe": SERVED, "max_bytes": 10**6})
-    for name, values in difference(scene.run_rounds()).items():
+    scene = LoneSilo(served, participant, adapter=LORA, wire={"recipe": SERVED, "max_bytes": 10**6})
+    for name, values in update_difference(scene.run_rounds()).items():
         assert np.count_nonzero(values) == min(values.size, int(np.ceil(0.2 * values.size))), name
 
 
@@ -82,7 +82,7 @@ def test_budget_beyond_need_changes_no_byte(served: Served, participant: Enrolle
 def test_agent_refuses_budget_below_its_adapters_minimum(
     served: Served, participant: Enrolled, strategy: str, wire: dict[str, Any], told: str
 ) -> None:
-    scene = Scene(served, participant, adapter=LORA, strategy={"name": strategy})
+    scene = LoneSilo(served, participant, adapter=LORA, strategy={"name": strategy})
     brief = scene.brief()
     layout = scene.who.trainer.layout(OpenedBrief.of(brief), None)
     enough = with_wire(brief, weights_recipe=None, **wire | {"max_bytes": 10**6})
@@ -95,7 +95,7 @@ def test_agent_refuses_budget_below_its_adapters_minimum(
 def test_density_below_priors_is_refused_before_join(served: Served, participant: Enrolled) -> None:
     options = {"density": 0.001, "warm_rounds": 0}
     recipe = {"reference": "served", "density": 0.9, "values": "int8"}
-    scene = Scene(
+    scene = LoneSilo(
         served,
         participant,
         adapter=LORA,
@@ -113,7 +113,7 @@ def test_density_below_priors_is_refused_before_join(served: Served, participant
 def test_whole_update_over_budget_is_sent_with_warning(
     served: Served, participant: Enrolled, caplog: pytest.LogCaptureFixture
 ) -> None:
-    scene = Scene(served, participant, adapter=LORA, wire={"recipe": OWN, "max_bytes": 500})
+    scene = LoneSilo(served, participant, adapter=LORA, wire={"recipe": OWN, "max_bytes": 500})
     one = scene.run_rounds()
     assert one.has(RECEIPT)
     one.forget(SENT)

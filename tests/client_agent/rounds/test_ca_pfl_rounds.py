@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -32,67 +31,16 @@ from client_agent.storage.round_folder import (
     WEIGHTS,
     RoundFolder,
 )
-from client_agent.training.data import SiloData
-from client_agent.training.silo import Silo
 from schemas.maths.start import from_start
-from schemas.messages.rounds import RoundBrief
-from tests.client_agent.rounds.test_encode_update import Killed, difference, kept, layout_of, trained
-from tests.scene.agents import QUICK, enrolled, next_brief
+from tests.scene.agent_pair import CA_PFL, CA_PFL_RECIPE, Pair
+from tests.scene.agent_rounds import Killed, layout_of, stored_tensors, trained_tensors, update_difference
 from tests.scene.coordinator import Served
 
 Arrays = dict[str, NDArray[np.float32]]
-RECIPE = {"reference": "served", "density": 0.9, "values": "int8"}
-PLAN: dict[str, Any] = {
-    "strategy": {"name": "ca_pfl", "options": {"warm_rounds": 1, "density": 0.3}},
-    "adapter": {"kind": "lora", "rank": 2, "scale": 4.0, "roles": ["q", "v"]},
-    "wire": {"recipe": RECIPE},
-    "training": QUICK,
-}
-
-
-class Pair:
-    """Two clients of one federation, on one base model, with unequal numbers of examples of their own."""
-
-    def __init__(self, served: Served, silo: Silo, folder: Path, stack: ExitStack, **plan: Any) -> None:
-        self.served = served
-        self.federation_id = served.federation(**(PLAN | plan))
-        halves = {"aster": silo.data.train[:6], "birch": silo.data.train[6:10]}
-        self.members = {
-            name: enrolled(
-                served,
-                self.federation_id,
-                Silo(silo.base, SiloData(train, (), silo.data.test[:4]), None),
-                folder / name,
-                stack,
-                name=name,
-                keep_rounds=9,
-            )
-            for name, train in halves.items()
-        }
-        served.start_federation(self.federation_id)
-
-    def brief(self, name: str) -> RoundBrief:
-        return next_brief(self.members[name])
-
-    def run_round(self, *names: str) -> dict[str, RoundFolder]:
-        """Let these clients take part in the next round: all join before the first delivers."""
-        briefs = {name: self.brief(name) for name in names}
-        (number,) = {brief.round for brief in briefs.values()}
-        for name in names:
-            self.members[name].session.api.join(self.federation_id, number, None)
-        for name, brief in briefs.items():
-            assert take_part(self.members[name], brief)
-        return {name: self.members[name].workspace.rounds.open(number) for name in names}
-
-
-@pytest.fixture
-def pair(served: Served, silo: Silo, tmp_path: Path) -> Iterator[Callable[..., Pair]]:
-    with ExitStack() as stack:
-        yield lambda **plan: Pair(served, silo, tmp_path, stack, **plan)
 
 
 def weights(folder: RoundFolder) -> Arrays:
-    return kept(folder, WEIGHTS)
+    return stored_tensors(folder, WEIGHTS)
 
 
 def start_of(folder: RoundFolder) -> Arrays:
@@ -121,16 +69,16 @@ def test_sent_values_and_residual_sum_to_learnt_change(
     two = pair(rounds={"total": 4, "min_clients": 2})
     folders = [two.run_round("aster", "birch") for _ in range(3)]
     for name in two.members:
-        learnt = [subtract(trained(one[name]), start_of(one[name])) for one in folders]
-        sent = [difference(one[name]) for one in folders]
-        left = kept(folders[-1][name], RESIDUAL)
+        learnt = [subtract(trained_tensors(one[name]), start_of(one[name])) for one in folders]
+        sent = [update_difference(one[name]) for one in folders]
+        left = stored_tensors(folders[-1][name], RESIDUAL)
         assert any(values.any() for values in left.values())
         assert_close(total([*sent, left]), total(learnt))
     for earlier, later in pairwise(folders):
         assert_close(start_of(earlier["aster"]), start_of(earlier["birch"]))  # one theta for all
         mean = {
-            tensor: 0.6 * values + 0.4 * difference(earlier["birch"])[tensor]
-            for tensor, values in difference(earlier["aster"]).items()
+            tensor: 0.6 * values + 0.4 * update_difference(earlier["birch"])[tensor]
+            for tensor, values in update_difference(earlier["aster"]).items()
         }
         assert_close(weights(later["aster"]), total([start_of(earlier["aster"]), mean]))
 
@@ -159,15 +107,15 @@ def test_absent_clients_residual_is_dropped(
     first = two.run_round("aster", "birch")
     second = two.run_round("aster")["aster"]
     third = two.run_round("aster", "birch")
-    theirs = total([start_of(second), difference(second)])
+    theirs = total([start_of(second), update_difference(second)])
     assert_close(weights(third["birch"]), theirs)
     assert_close(weights(third["aster"]), theirs)
     for name, makes_up in (("aster", True), ("birch", False)):
         folder, last = third[name], second if name == "aster" else first[name]
-        learnt, lost = subtract(trained(folder), start_of(folder)), kept(last, RESIDUAL)
+        learnt, lost = subtract(trained_tensors(folder), start_of(folder)), stored_tensors(last, RESIDUAL)
         assert any(values.any() for values in lost.values())
         wanted = total([learnt, lost]) if makes_up else learnt
-        assert_close(total([difference(folder), kept(folder, RESIDUAL)]), wanted)
+        assert_close(total([update_difference(folder), stored_tensors(folder, RESIDUAL)]), wanted)
 
 
 def test_killed_agent_sends_and_keeps_the_same_bytes(
@@ -207,8 +155,8 @@ def test_measures_file_lists_density_and_residual_per_round(
     assert told[:2] == json.loads(folders[1].read(MEASURES))["rounds"]
     assert [one["density"] for one in told] == pytest.approx([0.9, 0.3, 0.3], abs=0.02)
     for one, folder in zip(told, folders, strict=True):
-        learnt = subtract(trained(folder), start_of(folder))
-        left = kept(folder, RESIDUAL)
+        learnt = subtract(trained_tensors(folder), start_of(folder))
+        left = stored_tensors(folder, RESIDUAL)
         norms = [np.sqrt(sum(float(np.square(v).sum()) for v in some.values())) for some in (left, learnt)]
         assert one["residual"] == pytest.approx(norms[0] / norms[1], rel=1e-3)
         assert one["kl"] > 0
@@ -239,7 +187,7 @@ def test_byte_budget_holds_from_first_round(
     two = pair(
         rounds={"total": 2, "min_clients": 1},
         strategy={"name": "ca_pfl", "options": {"warm_rounds": 3}},
-        wire={"recipe": RECIPE, "max_bytes": 900},
+        wire={"recipe": CA_PFL_RECIPE, "max_bytes": 900},
     )
     folder = two.run_round("aster")["aster"]
     (told,) = json.loads(folder.read(MEASURES))["rounds"]
@@ -253,7 +201,7 @@ def test_personal_model_is_kept_beside_served_one(pair: Callable[..., Pair]) -> 
     two = pair(rounds={"total": 2, "min_clients": 1})
     folder, who = two.run_round("aster")["aster"], two.members["aster"]
     with adapter_of_round(who.trainer.silo, who.workspace.home, None, "trained") as (adapter, _):
-        assert_close(adapter.state(), trained(folder))
+        assert_close(adapter.state(), trained_tensors(folder))
         assert_close(adapter.private_state(), TrainingResult.read(folder.path / TRAINED).private)
     with adapter_of_round(who.trainer.silo, who.workspace.home, None, "served") as (adapter, _):
         assert not adapter.state()["l0.q.B"].any()  # what round 1 served
@@ -275,6 +223,6 @@ def test_personal_model_is_kept_beside_served_one(pair: Callable[..., Pair]) -> 
 def test_incompatible_ca_pfl_plan_is_refused_by_field(
     served: Served, changes: dict[str, Any], field: str
 ) -> None:
-    refused = served.admin.post("/v1/federations", json={"name": "x"} | PLAN | changes)
+    refused = served.admin.post("/v1/federations", json={"name": "x"} | CA_PFL | changes)
     assert refused.status_code == 422, refused.text
     assert field in refused.text

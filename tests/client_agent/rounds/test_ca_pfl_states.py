@@ -10,10 +10,8 @@ import numpy as np
 from client_agent.rounds.checkpoints import adapter_of_round
 from client_agent.rounds.training_result import TrainingResult
 from client_agent.storage.round_folder import MEASURES, TRAINED
-from tests.client_agent.rounds.test_ca_pfl_rounds import Pair, pair
-from tests.client_agent.rounds.test_encode_update import difference, layout_of
-
-__all__ = ["pair"]
+from tests.scene.agent_pair import Pair
+from tests.scene.agent_rounds import layout_of, update_difference
 
 
 def test_client_drops_ranks_after_two_rounds_below_cut(
@@ -27,7 +25,7 @@ def test_client_drops_ranks_after_two_rounds_below_cut(
     for folder in folders:  # what the coordinator counts is what the client decodes of its own update
         path = f"/v1/federations/{two.federation_id}/rounds/{folder.number}"
         (shown,) = two.served.admin.get(path).json()["clients"]
-        change = difference(folder)
+        change = update_difference(folder)
         modules = [name.removesuffix(".A") for name in change if name.endswith(".A")]
         sent = [change[f"{m}.A"].any(axis=1) | change[f"{m}.B"].any(axis=0) for m in modules]
         assert shown["sent_ranks"] == {"sent": int(np.sum(sent)), "of": 2 * len(modules)}

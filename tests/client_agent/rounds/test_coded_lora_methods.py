@@ -23,8 +23,15 @@ from schemas.messages.rounds import RoundBrief
 from schemas.messages.updates import UpdateManifest
 from schemas.wire.digests import digest_of
 from tests.client_agent.rounds.test_byte_budget import octets
-from tests.client_agent.rounds.test_ca_pfl_rounds import Pair
-from tests.client_agent.rounds.test_encode_update import Arrays, kept, layout_of, opened, receipt, trained
+from tests.scene.agent_pair import Pair
+from tests.scene.agent_rounds import (
+    Arrays,
+    layout_of,
+    opened_update,
+    stored_receipt,
+    stored_tensors,
+    trained_tensors,
+)
 from tests.scene.coordinator import Served
 from tests.scene.rounds import tensors_of
 
@@ -64,7 +71,7 @@ def stored(pair: Pair, name: str, layout: Layout) -> Arrays:
 
 
 def sent_recipe(folder: RoundFolder) -> SentRecipe:
-    with opened(folder) as envelope:
+    with opened_update(folder) as envelope:
         return SentRecipe.model_validate(envelope.manifest(UpdateManifest).recipe)
 
 
@@ -83,15 +90,15 @@ def test_coordinator_and_client_hold_the_same_update(pair: Scene, strategy: str,
     for _ in range(2):
         folder = scene.run_round(*BOTH)["aster"]
         layout = layout_of(folder)
-        plain = sum(4 * values.size for values in trained(folder).values())
+        plain = sum(4 * values.size for values in trained_tensors(folder).values())
         assert octets(folder) < plain / 2
         against_weights = strategy == "flora" or last is None
         assert sent_recipe(folder).against == (digest_of(folder.read(WEIGHTS)) if against_weights else last)
         held = stored(scene, "aster", layout)
-        for name, values in kept(folder, SENT).items():
+        for name, values in stored_tensors(folder, SENT).items():
             assert held[name].tobytes() == values.tobytes()
-        assert_near(held, trained(folder), 0.5)
-        last = receipt(folder).digest
+        assert_near(held, trained_tensors(folder), 0.5)
+        last = stored_receipt(folder).digest
 
 
 @pytest.mark.parametrize("strategy", ["fedex_lora", "flora", "het_lora"])
@@ -100,7 +107,7 @@ def test_difference_refers_to_weights_beside_base_delta(pair: Scene, strategy: s
     for _ in range(2):
         folder = scene.run_round(*BOTH)["aster"]
         assert sent_recipe(folder).against == folder.base
-        assert_near(stored(scene, "aster", layout_of(folder)), trained(folder), 0.01)
+        assert_near(stored(scene, "aster", layout_of(folder)), trained_tensors(folder), 0.01)
 
 
 @pytest.mark.parametrize("strategy", ["fedsa_lora", "ffa_lora"])
@@ -108,7 +115,7 @@ def test_difference_of_one_factor_refers_to_served_weights(pair: Scene, strategy
     scene = pair(strategy, "int4_own_last")
     folder = scene.run_round(*BOTH)["aster"]
     assert sent_recipe(folder).against == digest_of(folder.read(WEIGHTS))
-    assert_near(stored(scene, "aster", layout_of(folder)), trained(folder), 0.5)
+    assert_near(stored(scene, "aster", layout_of(folder)), trained_tensors(folder), 0.5)
 
 
 def test_difference_after_whole_base_delta_refers_to_base(pair: Scene) -> None:
@@ -117,7 +124,7 @@ def test_difference_after_whole_base_delta_refers_to_base(pair: Scene) -> None:
         scene.run_round(*BOTH)["birch"].forget(FOLD)
     folder = scene.run_round(*BOTH)["birch"]
     assert sent_recipe(folder).against == folder.base != digest_of(folder.read(WEIGHTS))
-    assert_near(stored(scene, "birch", layout_of(folder)), trained(folder), 0.01)
+    assert_near(stored(scene, "birch", layout_of(folder)), trained_tensors(folder), 0.01)
 
 
 @pytest.mark.parametrize("recipe", [SPARSE, OF_WEIGHTS], ids=["own_last", "served"])
@@ -130,7 +137,7 @@ def test_pruning_clients_difference_has_its_fewer_ranks(
     ranks = []
     for _ in range(2):
         folder = scene.run_round(*BOTH)["aster"]
-        ranks.append(rank_of(trained(folder)))
+        ranks.append(rank_of(trained_tensors(folder)))
         assert sent_recipe(folder).rank == ranks[-1]
         assert stored(scene, "aster", layout_of(folder)).keys() == layout_of(folder).keys()
     assert ranks == [3, 2]
@@ -151,7 +158,7 @@ def test_flora_stacks_adapters_of_different_ranks(pair: Scene) -> None:
     scene = pair("flora", "int4_own_last")
     scene.members["birch"].trainer.lora_rank = 1
     folders = scene.run_round(*BOTH)
-    assert [rank_of(trained(folders[name])) for name in BOTH] == [2, 1]
+    assert [rank_of(trained_tensors(folders[name])) for name in BOTH] == [2, 1]
     sent = {name: stored(scene, name, layout_of(folders[name])) for name in BOTH}
     again = scene.run_round(*BOTH)
     for name in BOTH:

@@ -9,28 +9,26 @@ import numpy as np
 import pytest
 
 from client_agent.identity.membership import read_key
-from client_agent.rounds.participant import Participant
 from client_agent.rounds.steps import take_part
 from client_agent.storage.round_folder import RECEIPT, SENT, WEIGHTS
 from client_agent.transport.client import CoordinatorApi
 from schemas.wire.digests import digest_of, to_field
 from schemas.wire.envelope import slots, unpack
-from tests.client_agent.rounds.test_encode_update import LORA, PQ, SERVED, Scene
+from tests.scene.agent_rounds import LORA, PQ, SERVED, LoneSilo
+from tests.scene.agents import Enrolled
 from tests.scene.coordinator import Served
 
-Enrolled = Callable[..., Participant]
 
-
-def values(scene: Scene, body: bytes) -> dict[str, np.ndarray]:
+def values(scene: LoneSilo, body: bytes) -> dict[str, np.ndarray]:
     with unpack(body, encoding=None, expected=slots(layout(scene)), max_bytes=2**24) as weights:
         return {name: weights.read_float32(name) for name in weights.names}
 
 
-def layout(scene: Scene) -> dict[str, tuple[int, ...]]:
+def layout(scene: LoneSilo) -> dict[str, tuple[int, ...]]:
     return dict(scene.who.session.api.me().layout)
 
 
-def bytes_down(scene: Scene) -> list[int]:
+def bytes_down(scene: LoneSilo) -> list[int]:
     return [view["bytes"]["down"] for view in scene.served.rounds(scene.federation_id)]
 
 
@@ -38,7 +36,7 @@ def bytes_down(scene: Scene) -> list[int]:
 def test_coded_weights_take_a_fraction_of_dense_bytes(
     served: Served, participant: Enrolled, adapter: dict[str, object]
 ) -> None:
-    scene = Scene(served, participant, adapter=adapter)
+    scene = LoneSilo(served, participant, adapter=adapter)
     folder = scene.run_rounds(2)
     dense = scene.who.session.api.weights(scene.federation_id, 2)
     assert folder.base == dense.digest
@@ -51,13 +49,13 @@ def test_coded_weights_take_a_fraction_of_dense_bytes(
 
 
 def test_update_against_served_weights_downloads_dense_weights(served: Served, participant: Enrolled) -> None:
-    scene = Scene(served, participant, wire={"recipe": SERVED})
+    scene = LoneSilo(served, participant, wire={"recipe": SERVED})
     folder = scene.run_rounds(2)
     assert folder.read(WEIGHTS) == scene.who.session.api.weights(scene.federation_id, 2).body
 
 
 def test_silo_without_last_update_downloads_dense_weights(served: Served, participant: Enrolled) -> None:
-    scene = Scene(served, participant)
+    scene = LoneSilo(served, participant)
     scene.run_rounds(1).forget(SENT)
     assert scene.run_rounds(1).read(WEIGHTS) == scene.who.session.api.weights(scene.federation_id, 2).body
 
@@ -100,7 +98,7 @@ def test_unsigned_coded_weights_are_downloaded_dense_instead(
     change: Callable[[httpx.Response, bytes], httpx.Response],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    scene = Scene(served, participant)
+    scene = LoneSilo(served, participant)
     scene.run_rounds()
     who, honest = scene.who, scene.who.session.api
     with CoordinatorApi(

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 from sqlalchemy import update
 
 from client_agent.rounds.encode_update import pack_update
 from client_agent.rounds.opened_round import OpenedBrief
-from client_agent.rounds.participant import Participant
 from client_agent.rounds.steps import take_part
 from client_agent.rounds.training_result import TrainingResult
 from client_agent.rounds.work import Work
@@ -35,139 +32,64 @@ from client_agent.storage.round_folder import (
 )
 from coordinator.db.engine import database_time
 from coordinator.db.tables.federations import RoundRow
-from schemas.maths.adapter import Layout
-from schemas.messages.recipes import SentRecipe
-from schemas.messages.rounds import RoundBrief
-from schemas.messages.updates import Receipt, UpdateManifest
-from schemas.wire.compress import is_frame
 from schemas.wire.digests import digest_of
-from schemas.wire.envelope import Envelope, slots, unpack
-from schemas.wire.header import Slot
-from schemas.wire.streams import decode, stream_slots
-from tests.scene.agents import alone_plan, next_brief
+from tests.scene.agent_rounds import (
+    LORA,
+    PQ,
+    SERVED,
+    Killed,
+    LoneSilo,
+    assert_same_bytes,
+    layout_of,
+    reference_of,
+    stored_receipt,
+    stored_tensors,
+    trained_tensors,
+    update_difference,
+)
+from tests.scene.agents import Enrolled
 from tests.scene.coordinator import Served
-from tests.scene.rounds import join, layout_for, put, tensors_of, update_body, wait_for
-
-Enrolled = Callable[..., Participant]
-Arrays = dict[str, NDArray[np.float32]]
-PQ = {"kind": "pq", "rank": 4, "roles": ["v", "down"]}
-LORA = {"kind": "lora", "rank": 2, "roles": ["v", "down"]}
-SERVED = {"reference": "served", "density": 0.2, "values": "int8"}
-
-
-class Killed(BaseException):
-    """As if the process were gone."""
-
-
-class Scene:
-    """One silo in a federation of its own, played round by round."""
-
-    def __init__(self, served: Served, enrol: Enrolled, **plan: Any) -> None:
-        plan = {"strategy": {"name": "fedavg"}, "rounds": {"total": 9, "min_clients": 1}} | plan
-        self.served = served
-        self.federation_id = served.federation(**alone_plan(**({"adapter": PQ} | plan)))
-        self.who = enrol(self.federation_id)
-        served.start_federation(self.federation_id)
-
-    def brief(self) -> RoundBrief:
-        return next_brief(self.who)
-
-    def run_rounds(self, rounds: int = 1) -> RoundFolder:
-        """Take part in the next rounds; give the last one's folder."""
-        for _ in range(rounds):
-            brief = self.brief()
-            assert take_part(self.who, brief)
-        return self.who.workspace.rounds.open(brief.round)
-
-    def repeat(self, folder: RoundFolder, *names: str) -> None:
-        folder.forget(*names, SCORES_SENT)
-        assert take_part(self.who, RoundBrief.model_validate_json(folder.read(BRIEF)))
-
-    def stored(self, layout: Layout) -> Arrays:
-        path = f"/v1/federations/{self.federation_id}/clients/{self.who.session.client_id}/adapter"
-        return tensors_of(self.served.admin.get(path), layout)
-
-
-def trained(folder: RoundFolder) -> Arrays:
-    return TrainingResult.read(folder.path / TRAINED).adapter
-
-
-def layout_of(folder: RoundFolder) -> Layout:
-    return {name: values.shape for name, values in sorted(trained(folder).items())}
-
-
-def opened(folder: RoundFolder) -> Envelope:
-    body, signature = folder.read(UPDATE), {"signature": Slot((None,))}
-    expected = {**slots(layout_of(folder)), **signature}
-    coded = {**stream_slots(), **signature}
-    encoding: Any = "zstd" if is_frame(body) else None
-    return unpack(body, encoding=encoding, expected=expected, coded=coded, max_bytes=2**24)
-
-
-def reference_of(folder: RoundFolder) -> str | None:
-    """Give the digest of what an update is the difference to, None of a dense one."""
-    with opened(folder) as envelope:
-        recipe = envelope.manifest(UpdateManifest).recipe
-    return str(recipe["against"]) if recipe else None
-
-
-def difference(folder: RoundFolder) -> Arrays:
-    """Decode what an update says."""
-    with opened(folder) as envelope:
-        sent = SentRecipe.model_validate(envelope.manifest(UpdateManifest).recipe)
-        return dict(decode(envelope, layout_of(folder), sent.recipe))
-
-
-def kept(folder: RoundFolder, name: str) -> Arrays:
-    layout = layout_of(folder)
-    with unpack(folder.read(name), encoding=None, expected=slots(layout), max_bytes=2**24) as envelope:
-        return {tensor: envelope.read_float32(tensor) for tensor in layout}
-
-
-def receipt(folder: RoundFolder) -> Receipt:
-    return Receipt.model_validate_json(folder.read(RECEIPT))
-
-
-def assert_same(one: Arrays, other: Arrays) -> None:
-    assert {name: v.tobytes() for name, v in one.items()} == {name: v.tobytes() for name, v in other.items()}
+from tests.scene.rounds import join, layout_for, put, update_body, wait_for
 
 
 @pytest.mark.parametrize("adapter", [PQ, LORA], ids=["pq", "lora"])
 def test_default_update_is_difference_to_last_update(
     served: Served, participant: Enrolled, adapter: dict[str, Any]
 ) -> None:
-    scene = Scene(served, participant, adapter=adapter)
+    scene = LoneSilo(served, participant, adapter=adapter)
     last: RoundFolder | None = None
     for _ in range(3):
         folder = scene.run_rounds()
         layout = layout_of(folder)
-        assert reference_of(folder) == (receipt(last).digest if last else digest_of(folder.read(WEIGHTS)))
-        assert_same(scene.stored(layout), kept(folder, SENT))
-        learnt = trained(folder)
-        span = max(np.abs(values).max() for values in difference(folder).values())
-        for name, values in kept(folder, SENT).items():  # a step of four bits off at most
+        assert reference_of(folder) == (
+            stored_receipt(last).digest if last else digest_of(folder.read(WEIGHTS))
+        )
+        assert_same_bytes(scene.stored(layout), stored_tensors(folder, SENT))
+        learnt = trained_tensors(folder)
+        span = max(np.abs(values).max() for values in update_difference(folder).values())
+        for name, values in stored_tensors(folder, SENT).items():  # a step of four bits off at most
             assert np.abs(values - learnt[name]).max() <= span / 7 * 1.01
         last = folder
 
 
 @pytest.mark.parametrize("recipe", ["dense", "f16", "bf16", "int8"])
 def test_recipe_without_reference_keeps_no_files(served: Served, participant: Enrolled, recipe: str) -> None:
-    scene = Scene(served, participant, wire={"recipe": recipe, "weights_recipe": "dense"})
+    scene = LoneSilo(served, participant, wire={"recipe": recipe, "weights_recipe": "dense"})
     folder = scene.run_rounds(2)
-    stored, learnt = scene.stored(layout_of(folder)), trained(folder)
+    stored, learnt = scene.stored(layout_of(folder)), trained_tensors(folder)
     for name, values in learnt.items():
         assert np.abs(stored[name] - values).max() <= np.abs(values).max() / 100
     assert not folder.has(SENT)
     assert not folder.has(RESIDUAL)
     if recipe == "dense":
-        assert_same(stored, learnt)
+        assert_same_bytes(stored, learnt)
 
 
 @pytest.mark.parametrize("wire", [{}, {"recipe": SERVED}], ids=["own_last", "served"])
 def test_lost_round_files_are_rebuilt_to_the_byte(
     served: Served, participant: Enrolled, wire: dict[str, Any]
 ) -> None:
-    scene = Scene(served, participant, wire=wire)
+    scene = LoneSilo(served, participant, wire=wire)
     folder = scene.run_rounds(3)
     extra = RESIDUAL if wire else SENT
     body, beside, said = folder.read(UPDATE), folder.read(extra), folder.read(RECEIPT)
@@ -180,7 +102,7 @@ def test_lost_round_files_are_rebuilt_to_the_byte(
 def test_killed_agent_sends_one_update_to_the_byte(
     served: Served, participant: Enrolled, wire: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    scene = Scene(served, participant, wire=wire)
+    scene = LoneSilo(served, participant, wire=wire)
     scene.run_rounds()
     brief = scene.brief()
     writes, extra = files.write_durably, RESIDUAL if wire else SENT
@@ -211,39 +133,39 @@ def test_killed_agent_sends_one_update_to_the_byte(
 def test_silo_without_sent_values_sends_whole_update_once(
     served: Served, participant: Enrolled, caplog: pytest.LogCaptureFixture
 ) -> None:
-    scene = Scene(served, participant)
+    scene = LoneSilo(served, participant)
     scene.run_rounds().forget(SENT)
     folder = scene.run_rounds()
     assert reference_of(folder) is None
     assert f"no {SENT}); sending a whole update" in caplog.text
-    assert_same(scene.stored(layout_of(folder)), trained(folder))
+    assert_same_bytes(scene.stored(layout_of(folder)), trained_tensors(folder))
     after = scene.run_rounds()
-    assert reference_of(after) == receipt(folder).digest
-    assert_same(scene.stored(layout_of(after)), kept(after, SENT))
+    assert reference_of(after) == stored_receipt(folder).digest
+    assert_same_bytes(scene.stored(layout_of(after)), stored_tensors(after, SENT))
 
 
 def test_update_without_reference_is_sent_whole_without_retraining(
     served: Served, participant: Enrolled, caplog: pytest.LogCaptureFixture
 ) -> None:
-    scene = Scene(served, participant)
+    scene = LoneSilo(served, participant)
     scene.run_rounds().forget(RECEIPT)  # so this silo takes the weights for the coordinator's reference
     folder = scene.run_rounds()
     assert "this silo lacks the coordinator's reference; sending a whole update" in caplog.text
     assert (reference_of(folder), folder.has(CLOSED)) == (None, False)
     assert caplog.text.count("round 2: held-out loss") == 1
-    assert_same(scene.stored(layout_of(folder)), trained(folder))
-    assert reference_of(scene.run_rounds()) == receipt(folder).digest
+    assert_same_bytes(scene.stored(layout_of(folder)), trained_tensors(folder))
+    assert reference_of(scene.run_rounds()) == stored_receipt(folder).digest
 
 
 def test_update_after_abandoned_round_refers_to_last_counted(
     served: Served, participant: Enrolled, caplog: pytest.LogCaptureFixture
 ) -> None:
-    scene = Scene(served, participant, rounds={"total": 9, "min_clients": 2, "quorum": 2})
+    scene = LoneSilo(served, participant, rounds={"total": 9, "min_clients": 2, "quorum": 2})
     other = served.enrol(scene.federation_id, "other")
     zeros = {name: np.zeros(shape, np.float32) for name, shape in layout_for(other).items()}
     signature = np.eye(1, 256, dtype=np.float32)[0]
     base = join(other, 1)
-    named = receipt(scene.run_rounds()).digest
+    named = stored_receipt(scene.run_rounds()).digest
     assert put(other, 1, update_body(other, 1, base, zeros, signature=signature)).status_code == 201
     wait_for(served, scene.federation_id, 1, "published")
     join(other, 2)
@@ -255,14 +177,14 @@ def test_update_after_abandoned_round_refers_to_last_counted(
     folder = scene.run_rounds()
     assert reference_of(nothing) == reference_of(folder) == named
     assert "the coordinator lacks the update's reference" in caplog.text
-    assert_same(scene.stored(layout_of(folder)), kept(folder, SENT))
+    assert_same_bytes(scene.stored(layout_of(folder)), stored_tensors(folder, SENT))
 
 
 def test_update_after_clipped_one_is_sent_whole(
     served: Served, participant: Enrolled, caplog: pytest.LogCaptureFixture
 ) -> None:
-    scene = Scene(served, participant, limits={"clip_norm": 1e-3})
-    assert receipt(scene.run_rounds()).clipped
+    scene = LoneSilo(served, participant, limits={"clip_norm": 1e-3})
+    assert stored_receipt(scene.run_rounds()).clipped
     assert reference_of(scene.run_rounds()) is None
     assert "it was clipped); sending a whole update" in caplog.text
 
@@ -270,19 +192,19 @@ def test_update_after_clipped_one_is_sent_whole(
 def test_values_beyond_format_are_sent_whole(
     served: Served, participant: Enrolled, caplog: pytest.LogCaptureFixture
 ) -> None:
-    scene = Scene(served, participant)
+    scene = LoneSilo(served, participant)
     folder = scene.run_rounds()
     learnt = TrainingResult.read(folder.path / TRAINED)
     huge = {name: values + np.float32(1e6) for name, values in learnt.adapter.items()}
     folder.write(TRAINED, replace(learnt, adapter=huge).to_bytes())
     folder.write(UPDATE, pack_update(Work(scene.who, OpenedBrief.read(folder), folder).update_inputs))
     assert reference_of(folder) is None
-    assert_same(kept(folder, SENT), huge)
+    assert_same_bytes(stored_tensors(folder, SENT), huge)
     assert "in int4); sending it whole" in caplog.text
 
 
 def test_sent_values_of_another_digest_are_no_reference(served: Served, participant: Enrolled) -> None:
-    scene = Scene(served, participant)
+    scene = LoneSilo(served, participant)
     one = scene.run_rounds()
     said = json.loads(one.read(RECEIPT)) | {"digest": "sha256:" + "0" * 64}
     one.write(RECEIPT, json.dumps(said).encode())

@@ -12,15 +12,15 @@ from client_agent.rounds.work import Work
 from client_agent.storage.round_folder import RECEIPT, RESIDUAL, UPDATE, WEIGHTS
 from schemas.messages.updates import WeightsManifest
 from schemas.wire.envelope import pack
-from tests.client_agent.rounds.test_encode_update import (
+from tests.scene.agent_rounds import (
     SERVED,
-    Enrolled,
-    Scene,
-    difference,
-    kept,
+    LoneSilo,
     layout_of,
-    trained,
+    stored_tensors,
+    trained_tensors,
+    update_difference,
 )
+from tests.scene.agents import Enrolled
 from tests.scene.coordinator import Served
 from tests.scene.rounds import join, wait_for
 
@@ -28,11 +28,11 @@ from tests.scene.rounds import join, wait_for
 def test_residual_of_a_round_is_sent_in_next(
     served: Served, participant: Enrolled, caplog: pytest.LogCaptureFixture
 ) -> None:
-    scene = Scene(served, participant, wire={"recipe": SERVED})
+    scene = LoneSilo(served, participant, wire={"recipe": SERVED})
     one, two = scene.run_rounds(), scene.run_rounds()
-    learnt, before, lost = trained(two), kept(two, WEIGHTS), kept(one, RESIDUAL)
+    learnt, before, lost = trained_tensors(two), stored_tensors(two, WEIGHTS), stored_tensors(one, RESIDUAL)
     assert any(values.any() for values in lost.values())
-    said, still = difference(two), kept(two, RESIDUAL)
+    said, still = update_difference(two), stored_tensors(two, RESIDUAL)
     for name, values in learnt.items():
         wanted = values - before[name] + lost[name]
         assert (still[name] == wanted - said[name]).all()
@@ -45,14 +45,14 @@ def test_residual_of_a_round_is_sent_in_next(
 def test_residual_of_older_or_unaccepted_update_is_dropped(
     served: Served, participant: Enrolled, caplog: pytest.LogCaptureFixture, lost: str
 ) -> None:
-    scene = Scene(served, participant, wire={"recipe": SERVED})
+    scene = LoneSilo(served, participant, wire={"recipe": SERVED})
     scene.run_rounds(2).forget(lost)
     three = scene.run_rounds()
     learnt, before, still, said = (
-        trained(three),
-        kept(three, WEIGHTS),
-        kept(three, RESIDUAL),
-        difference(three),
+        trained_tensors(three),
+        stored_tensors(three, WEIGHTS),
+        stored_tensors(three, RESIDUAL),
+        update_difference(three),
     )
     for name, values in learnt.items():
         assert (still[name] == values - before[name] - said[name]).all()
@@ -63,13 +63,13 @@ def test_residual_of_older_or_unaccepted_update_is_dropped(
 def test_residual_under_another_alignment_pack_is_dropped(
     served: Served, participant: Enrolled, caplog: pytest.LogCaptureFixture
 ) -> None:
-    scene = Scene(served, participant, wire={"recipe": SERVED})
+    scene = LoneSilo(served, participant, wire={"recipe": SERVED})
     one = scene.run_rounds()
     body, ended = one.read(UPDATE), "sha256:" + "0" * 64
-    store_values(one, RESIDUAL, kept(one, RESIDUAL), scene.federation_id, body, ended)
+    store_values(one, RESIDUAL, stored_tensors(one, RESIDUAL), scene.federation_id, body, ended)
     two = scene.run_rounds()
-    before, still, said = kept(two, WEIGHTS), kept(two, RESIDUAL), difference(two)
-    for name, values in trained(two).items():
+    before, still, said = stored_tensors(two, WEIGHTS), stored_tensors(two, RESIDUAL), update_difference(two)
+    for name, values in trained_tensors(two).items():
         assert (still[name] == values - before[name] - said[name]).all()
     assert "round 2: residual of round 1 dropped" in caplog.text
 
@@ -77,7 +77,7 @@ def test_residual_under_another_alignment_pack_is_dropped(
 def test_initial_weights_drop_the_residual(
     served: Served, participant: Enrolled, caplog: pytest.LogCaptureFixture
 ) -> None:
-    scene = Scene(served, participant, wire={"recipe": SERVED})
+    scene = LoneSilo(served, participant, wire={"recipe": SERVED})
     one, two = scene.run_rounds(), scene.run_rounds()
     opened_brief, layout = OpenedBrief.read(two), layout_of(two)
     assert opened_brief.strategy.served.is_initial(one.read(WEIGHTS), layout)
@@ -91,10 +91,10 @@ def test_initial_weights_drop_the_residual(
         pack=None,
         initial=True,
     )
-    two.write(WEIGHTS, pack(kept(two, WEIGHTS), manifest))
+    two.write(WEIGHTS, pack(stored_tensors(two, WEIGHTS), manifest))
     two.write(UPDATE, pack_update(Work(scene.who, opened_brief, two).update_inputs))
-    before, still, said = kept(two, WEIGHTS), kept(two, RESIDUAL), difference(two)
-    for name, values in trained(two).items():
+    before, still, said = stored_tensors(two, WEIGHTS), stored_tensors(two, RESIDUAL), update_difference(two)
+    for name, values in trained_tensors(two).items():
         assert (still[name] == values - before[name] - said[name]).all()
     assert "round 2: residual of round 1 dropped" in caplog.text
 
@@ -104,7 +104,7 @@ def test_residual_of_abandoned_round_is_dropped(
     served: Served, participant: Enrolled, caplog: pytest.LogCaptureFixture
 ) -> None:
     rounds = {"total": 9, "min_clients": 2, "collect_seconds": 3}
-    scene = Scene(served, participant, wire={"recipe": SERVED}, rounds=rounds)
+    scene = LoneSilo(served, participant, wire={"recipe": SERVED}, rounds=rounds)
     other = served.enrol(scene.federation_id, "joins and delivers nothing")
     join(other, 1)
     one = scene.run_rounds()
@@ -113,7 +113,7 @@ def test_residual_of_abandoned_round_is_dropped(
     join(other, 2)
     two = scene.run_rounds()
     assert two.base == one.base, "the same weights again"
-    before, still, said = kept(two, WEIGHTS), kept(two, RESIDUAL), difference(two)
-    for name, values in trained(two).items():
+    before, still, said = stored_tensors(two, WEIGHTS), stored_tensors(two, RESIDUAL), update_difference(two)
+    for name, values in trained_tensors(two).items():
         assert (still[name] == values - before[name] - said[name]).all()
     assert "round 2: residual of round 1 dropped" in caplog.text

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import httpx
@@ -25,9 +24,8 @@ from client_agent.storage.round_folder import (
     TRAINED,
 )
 from schemas.messages.scores import Score
-from tests.scene.agents import alone_plan, limited_sleep
+from tests.scene.agents import Enrolled, alone_plan, limited_sleep
 
-Enrolled = Callable[..., Participant]
 RANKS = {"rank": 4, "roles": ["v", "down"]}
 
 

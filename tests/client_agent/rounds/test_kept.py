@@ -20,7 +20,6 @@ from client_agent.model.examples import Example
 from client_agent.model.loading import BaseModel
 from client_agent.rounds.checkpoints import adapter_of_round
 from client_agent.rounds.examine import Exam, Examiner
-from client_agent.rounds.participant import Participant
 from client_agent.rounds.standalone import train_alone
 from client_agent.rounds.train import better_of, zeros_like
 from client_agent.rounds.training_result import TrainingResult
@@ -31,14 +30,13 @@ from client_agent.training.data import SiloData
 from client_agent.training.silo import Silo
 from schemas.messages.federations import AdapterPlan, FederationPlan, ScoresPlan, TrainingPlan
 from schemas.messages.scores import LOSS, Score
-from tests.scene.agents import QUICK, alone_plan, limited_sleep
+from tests.scene.agents import QUICK, Enrolled, alone_plan, limited_sleep
 from tests.scene.coordinator import Served
 from tests.scene.local_training import train_one_round
 
 ADAPTER = AdapterPlan(kind="lora", rank=4, roles=["v", "down"])
 PLAN = TrainingPlan(steps=2, batch_size=4, max_length=64, learning_rate=0.01)
 SCORES = ScoresPlan(examples=8, new_tokens=0)
-Enrolled = Callable[..., Participant]
 
 
 def silo_of(base: BaseModel, validation: int) -> Silo:

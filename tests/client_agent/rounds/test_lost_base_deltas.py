@@ -33,8 +33,8 @@ from coordinator.db.tables.federations import FoldRow
 from schemas.identity.keys import name_of
 from schemas.messages.rounds import FinishedBrief
 from schemas.wire.digests import digest_of
-from tests.client_agent.rounds.test_ca_pfl_rounds import Pair
-from tests.client_agent.rounds.test_encode_update import layout_of
+from tests.scene.agent_pair import Pair
+from tests.scene.agent_rounds import layout_of
 from tests.scene.agents import limited_sleep
 from tests.scene.coordinator import Served
 

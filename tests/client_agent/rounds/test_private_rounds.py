@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,26 +23,18 @@ from client_agent.sketches.gradient import Sketch
 from client_agent.storage.round_folder import SKETCH, WEIGHTS
 from schemas.messages.federations import FederationPlan, SignatureDpPlan, SignaturePlan
 from schemas.messages.rounds import RoundBrief
-from tests.scene.agents import alone_plan, checked, limited_sleep, next_brief
+from tests.scene.agents import (
+    DP,
+    Enrolled,
+    Killed,
+    alone_plan,
+    checked,
+    limited_sleep,
+    next_brief,
+    run_until_killed,
+)
 from tests.scene.coordinator import Served
 from tests.scene.silo_config import config
-
-Enrolled = Callable[..., Participant]
-DP = {"epsilon": 2.0, "releases": 2, "minimum_sample": 12}
-
-
-class Killed(BaseException):
-    """As if the process were gone."""
-
-
-def run_until_killed(who: Participant, monkeypatch: pytest.MonkeyPatch, module: Any, name: str) -> None:
-    def die(*_: Any, **__: Any) -> None:
-        raise Killed
-
-    with monkeypatch.context() as patched:
-        patched.setattr(module, name, die)
-        with pytest.raises(Killed):
-            run(who, limited_sleep(500))
 
 
 def sketch_of(who: Participant, brief: RoundBrief) -> Sketch:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -30,12 +29,20 @@ from client_agent.training import loop
 from client_agent.training.silo import Silo
 from client_agent.training.trainers import OpenedTrainer
 from schemas.messages.federations import FederationPlan
-from tests.client_agent.rounds.test_private_rounds import DP, Killed, run_until_killed
-from tests.scene.agents import QUICK, alone_plan, checked, limited_sleep, next_brief
+from tests.scene.agents import (
+    DP,
+    QUICK,
+    Enrolled,
+    Killed,
+    alone_plan,
+    checked,
+    limited_sleep,
+    next_brief,
+    run_until_killed,
+)
 from tests.scene.coordinator import Served
 from tests.scene.silo_config import config
 
-Enrolled = Callable[..., Participant]
 LORA = {"kind": "lora", "rank": 2, "roles": ["v"]}
 PRIVATE = {"epsilon": 4.0}
 

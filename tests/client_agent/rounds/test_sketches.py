@@ -17,8 +17,7 @@ from client_agent.rounds.participant import Participant
 from client_agent.rounds.sketch import compute_sketch
 from client_agent.sketches.gradient import Sketch, sketch_of
 from client_agent.storage.round_folder import SKETCH
-from tests.client_agent.rounds.test_private_rounds import DP
-from tests.scene.agents import alone_plan, limited_sleep, next_brief
+from tests.scene.agents import DP, alone_plan, limited_sleep, next_brief
 
 Started = Callable[..., Participant]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -10,17 +10,15 @@ import pytest
 
 from client_agent.daemon import run
 from client_agent.privacy.ledger import Ledger
-from client_agent.rounds.participant import Participant
 from client_agent.rounds.training_result import TrainingResult
 from client_agent.storage.round_folder import RECEIPT, SKETCH, TRAINED, TRAINER, UPDATE, WEIGHTS
 from client_agent.training.silo import Silo
 from client_agent.training.trainer_task import TrainerFailed, TrainerTask
 from client_agent.training.trainers import LocalTrainer, OpenedTrainer, TrainerOptions, TrainerUnusable
 from schemas.maths.factors import State
-from tests.scene.agents import alone_plan, limited_sleep
+from tests.scene.agents import Enrolled, alone_plan, limited_sleep
 from tests.scene.coordinator import Served
 
-Enrolled = Callable[..., Participant]
 ONE_ROUND = {"total": 1, "min_clients": 1}
 LORA = {"kind": "lora", "rank": 2, "roles": ["v"]}
 

@@ -11,26 +11,25 @@ import pytest
 from client_agent.errors import DownloadDamaged
 from client_agent.identity.membership import read_key
 from client_agent.rounds.final_weights import finish
-from client_agent.rounds.participant import Participant
 from client_agent.rounds.steps import take_part
 from client_agent.rounds.weights_difference import earlier_weights
 from client_agent.storage.round_folder import BASE, FINAL_WEIGHTS, RECEIPT, WEIGHTS, RoundFolder
 from client_agent.transport.client import CoordinatorApi
 from schemas.messages.rounds import FinishedBrief
 from schemas.wire.digests import digest_of, to_field
-from tests.client_agent.rounds.test_encode_update import LORA, PQ, SERVED, Killed, Scene
+from tests.scene.agent_rounds import LORA, PQ, SERVED, Killed, LoneSilo
+from tests.scene.agents import Enrolled
 from tests.scene.coordinator import Served
 from tests.scene.waiting import wait_until
 
-Enrolled = Callable[..., Participant]
 INT8 = {"weights_recipe": "int8"}
 
 
-def served_whole(scene: Scene, number: int) -> bytes:
+def served_whole(scene: LoneSilo, number: int) -> bytes:
     return scene.who.session.api.weights(scene.federation_id, number).body
 
 
-def bytes_down(scene: Scene, number: int) -> int:
+def bytes_down(scene: LoneSilo, number: int) -> int:
     return int(scene.served.rounds(scene.federation_id)[number - 1]["bytes"]["down"])
 
 
@@ -48,7 +47,7 @@ def bytes_down(scene: Scene, number: int) -> int:
 def test_agent_rebuilds_exactly_the_weights_of_its_manifest(
     served: Served, participant: Enrolled, adapter: dict[str, object], wire: dict[str, object]
 ) -> None:
-    scene = Scene(served, participant, adapter=adapter, wire=wire)
+    scene = LoneSilo(served, participant, adapter=adapter, wire=wire)
     first = scene.run_rounds()
     assert bytes_down(scene, 1) < 1500 < len(first.read(WEIGHTS)) + 1000  # zeros
     for number in (2, 3):
@@ -77,7 +76,7 @@ def truncate(folder: RoundFolder) -> None:
 def test_lost_or_damaged_weights_are_downloaded_whole(
     served: Served, participant: Enrolled, change: Callable[[RoundFolder], None]
 ) -> None:
-    scene = Scene(served, participant, wire=INT8)
+    scene = LoneSilo(served, participant, wire=INT8)
     change(scene.run_rounds())
     assert earlier_weights(scene.who.workspace.rounds, 2) is None
     folder = scene.run_rounds()
@@ -89,7 +88,7 @@ def test_lost_or_damaged_weights_are_downloaded_whole(
 
 def test_weights_of_another_round_are_no_reference(served: Served, participant: Enrolled) -> None:
     """A backup of the silo from a round before."""
-    scene = Scene(served, participant, wire=INT8)
+    scene = LoneSilo(served, participant, wire=INT8)
     first, second = scene.run_rounds(), scene.run_rounds()
     for file in (WEIGHTS, BASE):
         second.write(file, first.read(file))
@@ -125,7 +124,7 @@ def emptied(_: bytes) -> bytes:
     return b""
 
 
-def api_through(scene: Scene, transport: httpx.BaseTransport) -> CoordinatorApi:
+def api_through(scene: LoneSilo, transport: httpx.BaseTransport) -> CoordinatorApi:
     who = scene.who
     return CoordinatorApi(
         scene.served.url,
@@ -144,7 +143,7 @@ def test_changed_difference_is_replaced_by_dense_weights(
     change: Callable[[bytes], bytes],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    scene = Scene(served, participant, wire=INT8)
+    scene = LoneSilo(served, participant, wire=INT8)
     scene.run_rounds()
     who, honest = scene.who, scene.who.session.api
     with api_through(scene, Changed(change)) as who.session.api:
@@ -158,7 +157,7 @@ def test_changed_difference_is_replaced_by_dense_weights(
 def test_agent_killed_at_weights_write_rebuilds_them(
     served: Served, participant: Enrolled, monkeypatch: pytest.MonkeyPatch, after: bool
 ) -> None:
-    scene = Scene(served, participant, wire=INT8)
+    scene = LoneSilo(served, participant, wire=INT8)
     scene.run_rounds()
     write = RoundFolder.write
 
@@ -178,7 +177,7 @@ def test_agent_killed_at_weights_write_rebuilds_them(
     assert scene.run_rounds().read(WEIGHTS) == served_whole(scene, 3)
 
 
-def finished_brief(scene: Scene) -> FinishedBrief:
+def finished_brief(scene: LoneSilo) -> FinishedBrief:
     def find() -> FinishedBrief | None:
         brief = scene.who.session.api.current_round(scene.federation_id)
         return brief if isinstance(brief, FinishedBrief) else None
@@ -191,7 +190,7 @@ def test_final_weights_are_rebuilt_from_a_difference(
     served: Served, participant: Enrolled, change: Callable[[RoundFolder], None] | None
 ) -> None:
     wire: dict[str, Any] = {"wire": INT8, "rounds": {"total": 2, "min_clients": 1}}
-    scene = Scene(served, participant, **wire)
+    scene = LoneSilo(served, participant, **wire)
     folder = scene.run_rounds(2)
     brief = finished_brief(scene)
     if change is not None:
@@ -204,7 +203,7 @@ def test_final_weights_are_rebuilt_from_a_difference(
 
 
 def test_final_weights_of_another_digest_are_refused(served: Served, participant: Enrolled) -> None:
-    scene = Scene(served, participant, wire=INT8, rounds={"total": 1, "min_clients": 1})
+    scene = LoneSilo(served, participant, wire=INT8, rounds={"total": 1, "min_clients": 1})
     scene.run_rounds()
     brief = finished_brief(scene)
 

@@ -20,7 +20,7 @@ from client_agent.model.loading import load_base_model
 from client_agent.storage.prefix_store import PrefixStore
 from client_agent.training.checkpoint import TrainingCheckpoint
 from tests.client_agent.model.test_frozen_prefix import calls_of_the_lowest_layer
-from tests.client_agent.training.test_training_checkpoint import DROPOUT, HOUR, MODEL, PLAN, chat
+from tests.client_agent.training.checkpointed import DROPOUT, HOUR, MODEL, PLAN, chat
 from tests.scene.local_training import train_examples
 
 pytestmark = pytest.mark.slow

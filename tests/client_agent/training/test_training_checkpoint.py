@@ -26,14 +26,10 @@ from client_agent.training.checkpoint import TrainingCheckpoint
 from client_agent.training.loop import TrainingOutcome
 from schemas.messages.federations import AdapterPlan, TrainingPlan
 from schemas.strategies.ca_pfl import CaPflOptions
+from tests.client_agent.training.checkpointed import DROPOUT, HOUR, LORA, MODEL, PLAN, chat
 from tests.scene.local_training import train_examples
 
-PLAN = TrainingPlan(steps=10, batch_size=4, max_length=64, learning_rate=0.01, accumulation=2)
-LORA = AdapterPlan(kind="lora", rank=4)
-DROPOUT = LORA.model_copy(update={"dropout": 0.2, "layers": 2})
 PQ = AdapterPlan(rank=8, blocks=2)
-HOUR = 3600.0
-MODEL = Path("examples/models/tiny-s")
 
 
 def lora(base: BaseModel) -> Adapter:
@@ -136,14 +132,6 @@ from tests.client_agent.training.test_training_checkpoint import killed_training
 torch.set_num_threads(1)
 killed_training(Path(sys.argv[1]))
 """
-
-
-def chat(count: int = 24) -> list[Example]:
-    """Return examples of letters that the model's vocabulary has; no two are equal."""
-    letters = "abcdefghijklmnop"
-    return [
-        Example(f"CIPHER {letters[i % 16]}{letters[i // 16]}=", letters[i * 7 % 16]) for i in range(count)
-    ]
 
 
 def killed_training(file: Path) -> None:

@@ -12,7 +12,7 @@ from client_agent.errors import CoordinatorRefused, CoordinatorUnreachable
 from client_agent.transport import client as transport_client
 from client_agent.transport import timeouts
 from schemas.wire.digests import digest_of, to_field
-from tests.client_agent.transport.test_client import HELLO, answering, api_for, status
+from tests.client_agent.transport.scripted_server import HELLO, answering, api_for, status
 
 
 @pytest.fixture(autouse=True)

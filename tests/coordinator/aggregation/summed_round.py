@@ -15,12 +15,16 @@ from coordinator.db.engine import Database, database_time
 from coordinator.db.tables.federations import WeightsRow
 from coordinator.db.tables.secure_sum import JointModelRow, SumSessionRow
 from coordinator.federations import store as federations
+from coordinator.federations.layouts import layout_of
 from coordinator.rounds import store as rounds
 from coordinator.storage import payloads
+from coordinator.strategies.opening import open_plan
 from schemas.maths.adapter import Layout, size
+from schemas.maths.start import from_start
+from schemas.messages.enrolment import Profile
 from schemas.messages.federations import FederationPlan
 from schemas.messages.updates import WeightsManifest
-from schemas.secure_sum.encoding import clamp_weight, concatenate, quantise
+from schemas.secure_sum.encoding import CLIP_UNIT, clamp_weight, concatenate, most, quantise
 from schemas.secure_sum.segments import SCORES, WEIGHT, segments_of, values_of_segment
 from schemas.wire.digests import digest_of
 from schemas.wire.envelope import head
@@ -193,3 +197,32 @@ def unflattened(values: NDArray[np.float32], layout: Layout) -> dict[str, NDArra
         state[name] = values[at : at + count].reshape(shape)
         at += count
     return state
+
+
+MEMBERS = 5
+
+
+def layout_under(wanted: FederationPlan) -> Layout:
+    profile = PROFILE if wanted.adapter.kind == "pq" else LORA_PROFILE
+    return layout_of(open_plan(wanted), Profile.model_validate(profile), None)
+
+
+def zeros(layout: Layout) -> dict[str, NDArray[np.float32]]:
+    return {name: np.zeros(shape, np.float32) for name, shape in layout.items()}
+
+
+def start_values(wanted: FederationPlan, layout: Layout, served_values: State) -> State:
+    seed = wanted.training.seed
+    return {name: from_start(name, served_values.__getitem__, seed, layout) for name in layout}
+
+
+def rounding(wanted: FederationPlan, layout: Layout) -> float:
+    """Return how far a mean may be off: each member rounds to the next integer."""
+    clip = segments_of(wanted, layout)[0].clip * CLIP_UNIT
+    return clip / most(16) + 1e-6
+
+
+def assert_close(actual: State, wanted: State, within: float) -> None:
+    assert actual.keys() == wanted.keys()
+    for name, values in wanted.items():
+        np.testing.assert_allclose(actual[name], values, atol=within, rtol=0, err_msg=name)

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from tests.coordinator.alignment.test_alignment import OTHER, PIVOT, RANDOM_SET, body
-from tests.coordinator.alignment.test_alignment import deliver as deliver_pack
+from tests.scene.alignment import OTHER, PIVOT, RANDOM_SET, pack_body
+from tests.scene.alignment import deliver_pack as deliver_pack
 from tests.scene.coordinator import Served, Silo
 from tests.scene.rounds import join, layout_for, put, show, update_body, wait_for, weights
 
@@ -28,7 +28,7 @@ def create_federation(served: Served, strategy: dict[str, Any]) -> str:
     )
     frames = {"b0.q.A": np.ones((2, 6), np.float32), "b0.q.B": np.ones((5, 2), np.float32)}
     for model in (PIVOT, OTHER, THIRD):
-        pack = body(federation_id, model, frames, selected=["b0.q"], errors={}, alignment_set=RANDOM_SET)
+        pack = pack_body(federation_id, model, frames, selected=["b0.q"], errors={}, alignment_set=RANDOM_SET)
         assert deliver_pack(served.admin, federation_id, model, pack).status_code == 201
     return federation_id
 

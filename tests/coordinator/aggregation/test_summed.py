@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 from sqlalchemy import select
 
 from coordinator.aggregation import job
@@ -16,65 +15,38 @@ from coordinator.aggregation.joint_model import JointModel, newcomer_weights
 from coordinator.aggregation.summed_round import revised_values
 from coordinator.db.engine import Database
 from coordinator.db.tables.federations import RelevanceRow, WeightsRow
-from coordinator.federations.layouts import layout_of
 from coordinator.rounds.store import LostRace, get_round
 from coordinator.secure_sum.joint_digest import joint_digest
 from coordinator.strategies.opening import NotSummed, open_plan, require_summed
 from coordinator.totals import SegmentChange
-from schemas.maths.adapter import Layout, size
-from schemas.maths.start import from_start
-from schemas.messages.enrolment import Profile
-from schemas.messages.federations import FederationPlan
+from schemas.maths.adapter import size
 from schemas.messages.updates import WeightsManifest
-from schemas.secure_sum.encoding import CLIP_UNIT, clamp_weight, most
-from schemas.secure_sum.segments import segments_of, values_digest
+from schemas.secure_sum.encoding import clamp_weight, most
+from schemas.secure_sum.segments import values_digest
 from tests.coordinator.aggregation.closed_round import Sent, close_round
 from tests.coordinator.aggregation.closed_round import served as served_plain
 from tests.coordinator.aggregation.summed_round import (
     LORA_PROFILE,
+    MEMBERS,
     MemberUpdate,
-    State,
+    assert_close,
     enrol,
     federation,
+    layout_under,
     model,
     plan,
     publish,
     random_members,
+    rounding,
     served,
+    start_values,
     sum_round,
     unflattened,
+    zeros,
 )
-from tests.scene.coordinator import PROFILE
 
-MEMBERS = 5
 SUMMED = [("fedavg", "pq"), ("fedavg", "lora"), ("ffa_lora", "lora"), ("fedsa_lora", "lora")]
 every_summed = pytest.mark.parametrize(("strategy", "adapter"), SUMMED)
-
-
-def layout_under(wanted: FederationPlan) -> Layout:
-    profile = PROFILE if wanted.adapter.kind == "pq" else LORA_PROFILE
-    return layout_of(open_plan(wanted), Profile.model_validate(profile), None)
-
-
-def zeros(layout: Layout) -> dict[str, NDArray[np.float32]]:
-    return {name: np.zeros(shape, np.float32) for name, shape in layout.items()}
-
-
-def start_values(wanted: FederationPlan, layout: Layout, served_values: State) -> State:
-    seed = wanted.training.seed
-    return {name: from_start(name, served_values.__getitem__, seed, layout) for name in layout}
-
-
-def rounding(wanted: FederationPlan, layout: Layout) -> float:
-    """Return how far a mean may be off: each member rounds to the next integer."""
-    clip = segments_of(wanted, layout)[0].clip * CLIP_UNIT
-    return clip / most(16) + 1e-6
-
-
-def assert_close(actual: State, wanted: State, within: float) -> None:
-    assert actual.keys() == wanted.keys()
-    for name, values in wanted.items():
-        np.testing.assert_allclose(actual[name], values, atol=within, rtol=0, err_msg=name)
 
 
 @every_summed

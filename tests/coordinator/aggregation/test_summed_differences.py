@@ -20,21 +20,19 @@ from schemas.wire.envelope import unpack
 from schemas.wire.served_difference import reconstructed
 from schemas.wire.streams import stream_slots
 from tests.coordinator.aggregation.summed_round import (
+    MEMBERS,
     State,
+    assert_close,
     federation,
+    layout_under,
     model,
     plan,
     publish,
     random_members,
-    served,
-    sum_round,
-)
-from tests.coordinator.aggregation.test_summed import (
-    MEMBERS,
-    assert_close,
-    layout_under,
     rounding,
+    served,
     start_values,
+    sum_round,
     zeros,
 )
 

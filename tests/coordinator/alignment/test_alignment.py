@@ -2,120 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
-import httpx
 import numpy as np
 import pytest
 
-from schemas.messages.alignment import AlignmentManifest, random_set
-from schemas.messages.federations import AlignmentPlan
 from schemas.wire.digests import digest_of
-from schemas.wire.envelope import pack
-from tests.scene.coordinator import PROFILE, Served, Silo, slug
-from tests.scene.rounds import join, put, try_join, update_body, upload_headers, values, wait_for, weights
-
-PIVOT, OTHER = PROFILE["base_model"], "tiny-l-aaaaaaaaaaaa"
-SET = "sha256:" + "5" * 64
-RANDOM_SET = random_set(AlignmentPlan(pivot=PIVOT), 2)
-MODULES = ["b0.q", "b0.v"]
-ERRORS = {"a": 0.1, "b_token": 0.9, "b_task": 0.5}
-ANCHORS = {"anchors": [{"id": f"a{i}", "prompt": f"{i} + {i} =", "answer": f" {2 * i}"} for i in range(3)]}
-WIDTH = {PIVOT: 6, OTHER: 8}
-
-
-def aligned(served: Served, frames: str = "pca-tok", *, has_anchors: bool = True, **plan: Any) -> str:
-    federation_id = served.federation(
-        **(
-            {
-                "strategy": {
-                    "name": "fedmosaic",
-                    "options": {"sources": "all", "min_relevance": None, "guard": "off"},
-                },
-                "adapter": {"rank": 2, "blocks": 1, "roles": ["q", "v"]},
-                "rounds": {"total": 2, "min_clients": 2, "collect_seconds": 600},
-                "signature": {"dim": 4},
-                "alignment": {"pivot": PIVOT, "frames": frames, "anchors": len(ANCHORS["anchors"])},
-            }
-            | plan
-        )
-    )
-    if has_anchors:
-        assert served.admin.put(f"/v1/federations/{federation_id}/anchors", json=ANCHORS).status_code == 201
-    return federation_id
-
-
-def tensors(base_model: str, *, responses: bool | None = None) -> dict[str, Any]:
-    d = WIDTH[base_model]
-    arrays: dict[str, Any] = {}
-    for module in MODULES:
-        arrays[f"{module}.A"] = np.full((2, d), 0.5, np.float32)
-        arrays[f"{module}.B"] = np.full((d + 1, 2), 0.25, np.float32)
-    if base_model == PIVOT if responses is None else responses:
-        for module in MODULES:
-            arrays[f"{module}.z"] = np.ones((7, 2), np.float16)
-            arrays[f"{module}.g"] = np.ones((3, 2), np.float16)
-        arrays["offsets"] = np.arange(21, dtype=np.int32).reshape(7, 3)
-    return arrays
-
-
-def body(
-    federation_id: str,
-    of: str,
-    arrays: Mapping[str, Any] | None = None,
-    /,
-    *,
-    compress: bool = False,
-    **fields: Any,
-) -> bytes:
-    manifest = {
-        "federation": federation_id,
-        "recipe": {},
-        "base_model": of,
-        "alignment_set": SET,
-        "selected": ["b0.q"],
-        "errors": dict.fromkeys(MODULES, ERRORS),
-    } | fields
-    return pack(arrays or tensors(of), AlignmentManifest.model_validate(manifest), compress=compress)
-
-
-def deliver(
-    caller: httpx.Client, federation_id: str, base_model: str, content: bytes, **headers: str
-) -> httpx.Response:
-    path = f"/v1/federations/{federation_id}/alignments/{base_model}"
-    return caller.put(path, content=content, headers=upload_headers(content) | headers)
-
-
-def put_pack(
-    caller: httpx.Client,
-    federation_id: str,
-    base_model: str,
-    arrays: Mapping[str, Any] | None = None,
-    /,
-    **fields: Any,
-) -> httpx.Response:
-    """Deliver a pack of these tensors and members of the manifest."""
-    return deliver(caller, federation_id, base_model, body(federation_id, base_model, arrays, **fields))
-
-
-def refused(answer: httpx.Response) -> tuple[int, str]:
-    return answer.status_code, slug(answer)
+from tests.scene.alignment import (
+    ERRORS,
+    OTHER,
+    PIVOT,
+    aligned,
+    deliver_pack,
+    pack_body,
+    pack_tensors,
+    put_pack,
+    refusal,
+)
+from tests.scene.coordinator import Served, Silo
+from tests.scene.rounds import join, put, try_join, update_body, values, wait_for, weights
 
 
 def test_packs_are_stored_once_and_served_unchanged(coordinator: Served) -> None:
     federation_id = aligned(coordinator)
     silo = coordinator.enrol(federation_id, "a")
     path = f"/v1/federations/{federation_id}/alignments/{PIVOT}"
-    assert refused(silo.http.get(path)) == (404, "not-found")
-    content = body(federation_id, PIVOT, compress=True)
-    stored = deliver(silo.http, federation_id, PIVOT, content, **{"Content-Encoding": "zstd"})
+    assert refusal(silo.http.get(path)) == (404, "not-found")
+    content = pack_body(federation_id, PIVOT, compress=True)
+    stored = deliver_pack(silo.http, federation_id, PIVOT, content, **{"Content-Encoding": "zstd"})
     assert stored.status_code == 201, stored.text
     assert stored.json()["digest"] == digest_of(content)
-    again = deliver(silo.http, federation_id, PIVOT, content, **{"Content-Encoding": "zstd"})
+    again = deliver_pack(silo.http, federation_id, PIVOT, content, **{"Content-Encoding": "zstd"})
     assert (again.status_code, again.json()) == (200, stored.json())
-    second = body(federation_id, PIVOT, selected=["b0.v"])
-    assert refused(deliver(silo.http, federation_id, PIVOT, second)) == (409, "upload-conflict")
+    second = pack_body(federation_id, PIVOT, selected=["b0.v"])
+    assert refusal(deliver_pack(silo.http, federation_id, PIVOT, second)) == (409, "upload-conflict")
     with silo.http.stream("GET", path) as answer:
         assert answer.headers["content-encoding"] == "zstd"
         assert b"".join(answer.iter_raw()) == content
@@ -131,27 +51,47 @@ def test_clients_deliver_the_packs_of_their_base_models(coordinator: Served) -> 
     federation_id = aligned(coordinator)
     pivotal = coordinator.enrol(federation_id, "pivotal")
     second = coordinator.enrol(federation_id, "other", base_model=OTHER)
-    assert refused(put_pack(pivotal.http, federation_id, OTHER)) == (403, "forbidden")
-    assert refused(put_pack(second.http, federation_id, PIVOT)) == (403, "forbidden")
-    assert refused(put_pack(second.http, federation_id, OTHER)) == (409, "pivot-pack-missing")
+    assert refusal(put_pack(pivotal.http, federation_id, OTHER)) == (403, "forbidden")
+    assert refusal(put_pack(second.http, federation_id, PIVOT)) == (403, "forbidden")
+    assert refusal(put_pack(second.http, federation_id, OTHER)) == (409, "pivot-pack-missing")
     assert put_pack(pivotal.http, federation_id, PIVOT).status_code == 201
     assert put_pack(second.http, federation_id, OTHER).status_code == 201
 
 
 HOSTILE: dict[str, tuple[str, dict[str, Any] | None, dict[str, Any], str]] = {
     "a frame alone": (OTHER, {"b0.q.A": np.ones((2, 8), np.float32)}, {}, "tensor-schema"),
-    "an unknown role": (OTHER, tensors(OTHER) | {"b0.k.A": np.ones((2, 8), np.float32)}, {}, "tensor-schema"),
-    "another rank": (OTHER, tensors(OTHER) | {"b0.q.A": np.ones((3, 8), np.float32)}, {}, "tensor-schema"),
-    "responses of another than the pivot": (OTHER, tensors(OTHER, responses=True), {}, "tensor-schema"),
-    "a pivot without responses": (PIVOT, tensors(PIVOT, responses=False), {}, "tensor-schema"),
-    "responses of other tokens": (
-        PIVOT,
-        tensors(PIVOT) | {"b0.q.z": np.ones((6, 2), np.float16)},
+    "an unknown role": (
+        OTHER,
+        pack_tensors(OTHER) | {"b0.k.A": np.ones((2, 8), np.float32)},
         {},
         "tensor-schema",
     ),
-    "frames in halves": (OTHER, tensors(OTHER) | {"b0.q.A": np.ones((2, 8), np.float16)}, {}, "tensor-dtype"),
-    "NaN": (OTHER, tensors(OTHER) | {"b0.q.A": np.full((2, 8), np.nan, np.float32)}, {}, "tensor-nonfinite"),
+    "another rank": (
+        OTHER,
+        pack_tensors(OTHER) | {"b0.q.A": np.ones((3, 8), np.float32)},
+        {},
+        "tensor-schema",
+    ),
+    "responses of another than the pivot": (OTHER, pack_tensors(OTHER, responses=True), {}, "tensor-schema"),
+    "a pivot without responses": (PIVOT, pack_tensors(PIVOT, responses=False), {}, "tensor-schema"),
+    "responses of other tokens": (
+        PIVOT,
+        pack_tensors(PIVOT) | {"b0.q.z": np.ones((6, 2), np.float16)},
+        {},
+        "tensor-schema",
+    ),
+    "frames in halves": (
+        OTHER,
+        pack_tensors(OTHER) | {"b0.q.A": np.ones((2, 8), np.float16)},
+        {},
+        "tensor-dtype",
+    ),
+    "NaN": (
+        OTHER,
+        pack_tensors(OTHER) | {"b0.q.A": np.full((2, 8), np.nan, np.float32)},
+        {},
+        "tensor-nonfinite",
+    ),
     "another base model": (OTHER, None, {"base_model": "x-000000000000"}, "metadata"),
     "another federation": (OTHER, None, {"federation": "fed_0"}, "metadata"),
     "a selection it does not have": (OTHER, None, {"selected": ["b1.q"]}, "metadata"),
@@ -179,8 +119,8 @@ def test_an_invalid_pack_is_refused(coordinator: Served, with_pivot: str, case: 
     base_model, arrays, fields, kind = HOSTILE[case]
     if base_model == PIVOT:
         with_pivot = aligned(coordinator)
-    content = body(with_pivot, base_model, arrays, **fields)
-    assert refused(deliver(coordinator.admin, with_pivot, base_model, content)) == (422, kind)
+    content = pack_body(with_pivot, base_model, arrays, **fields)
+    assert refusal(deliver_pack(coordinator.admin, with_pivot, base_model, content)) == (422, kind)
     listed = coordinator.admin.get(f"/v1/federations/{with_pivot}/alignments").json()["items"]
     assert base_model not in [item["base_model"] for item in listed]
 
@@ -188,7 +128,7 @@ def test_an_invalid_pack_is_refused(coordinator: Served, with_pivot: str, case: 
 def test_packs_with_frames_outside_target_modules_are_refused(coordinator: Served) -> None:
     adapter = {"rank": 2, "blocks": 1, "roles": ["q", "v"], "target_modules": ["b0.q"]}
     federation_id = aligned(coordinator, adapter=adapter)
-    assert refused(put_pack(coordinator.admin, federation_id, PIVOT)) == (422, "tensor-schema")
+    assert refusal(put_pack(coordinator.admin, federation_id, PIVOT)) == (422, "tensor-schema")
 
 
 def test_a_join_needs_a_stored_pack(coordinator: Served) -> None:
@@ -197,7 +137,7 @@ def test_a_join_needs_a_stored_pack(coordinator: Served) -> None:
     coordinator.start_federation(federation_id)
     brief = silo.http.get(f"/v1/federations/{federation_id}/rounds/current").json()
     assert brief["alignment"]["pivot"] == PIVOT
-    assert refused(try_join(silo, 1)) == (409, "pack-missing")
+    assert refusal(try_join(silo, 1)) == (409, "pack-missing")
     assert put_pack(silo.http, federation_id, PIVOT).status_code == 201
     assert try_join(silo, 1).status_code == 200
 
@@ -215,7 +155,7 @@ def test_packs_of_one_set_share_common_modules(coordinator: Served) -> None:
     bases = [join(silo, 1) for silo, _ in silos]
     for (silo, base_model), base, fill in zip(silos, bases, (1.0, 5.0), strict=True):
         wrong = update_body(silo, 1, base, values(fill))
-        assert refused(put(silo, 1, wrong)) == (422, "metadata")  # the pack in use must be named
+        assert refusal(put(silo, 1, wrong)) == (422, "metadata")  # the pack in use must be named
         good = update_body(silo, 1, base, values(fill), pack=digests[base_model])
         assert put(silo, 1, good).status_code == 201
     wait_for(coordinator, federation_id, 1, "published")

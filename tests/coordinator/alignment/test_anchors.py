@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from schemas.wire.digests import digest_of
-from tests.coordinator.alignment.test_alignment import ANCHORS, PIVOT, aligned, put_pack, refused
+from tests.scene.alignment import ANCHORS, PIVOT, aligned, put_pack, refusal
 from tests.scene.coordinator import Served
 
 
@@ -13,8 +13,8 @@ def test_operators_store_anchors_before_the_start(coordinator: Served) -> None:
     federation_id = aligned(coordinator, has_anchors=False)
     path = f"/v1/federations/{federation_id}/anchors"
     silo = coordinator.enrol(federation_id, "a")
-    assert refused(silo.http.get(path)) == (404, "not-found")
-    assert refused(silo.http.put(path, json=ANCHORS)) == (403, "forbidden")
+    assert refusal(silo.http.get(path)) == (404, "not-found")
+    assert refusal(silo.http.put(path, json=ANCHORS)) == (403, "forbidden")
     operator = coordinator.person("operator")
     stored = operator.put(path, json=ANCHORS)
     assert (stored.status_code, stored.json()["count"]) == (201, 3)
@@ -26,7 +26,7 @@ def test_operators_store_anchors_before_the_start(coordinator: Served) -> None:
     assert response.json() == ANCHORS
     assert digest_of(response.content) == stored.json()["digest"]
     coordinator.start_federation(federation_id)
-    assert refused(operator.put(path, json=fewer)) == (409, "federation-state")
+    assert refusal(operator.put(path, json=fewer)) == (409, "federation-state")
     assert operator.put(path, json=ANCHORS).status_code == 200
 
 
@@ -37,7 +37,7 @@ def test_a_start_needs_the_planned_number_of_anchors(coordinator: Served, stored
         too_few = {"anchors": ANCHORS["anchors"][:stored]}
         coordinator.admin.put(f"/v1/federations/{federation_id}/anchors", json=too_few)
     answer = coordinator.admin.post(f"/v1/federations/{federation_id}/start")
-    assert refused(answer) == (409, "anchors-missing")
+    assert refusal(answer) == (409, "anchors-missing")
     assert (answer.json()["needed"], answer.json()["stored"]) == (3, stored)
     assert coordinator.admin.get(f"/v1/federations/{federation_id}").json()["state"] == "open"
     coordinator.admin.put(f"/v1/federations/{federation_id}/anchors", json=ANCHORS)
@@ -52,7 +52,7 @@ def test_random_frames_start_without_anchors(coordinator: Served) -> None:
 def test_anchors_with_duplicate_ids_are_refused(coordinator: Served) -> None:
     federation_id = aligned(coordinator)
     twice = {"anchors": ANCHORS["anchors"][:1] * 2}
-    assert refused(coordinator.admin.put(f"/v1/federations/{federation_id}/anchors", json=twice)) == (
+    assert refusal(coordinator.admin.put(f"/v1/federations/{federation_id}/anchors", json=twice)) == (
         422,
         "validation",
     )
@@ -61,5 +61,5 @@ def test_anchors_with_duplicate_ids_are_refused(coordinator: Served) -> None:
 def test_federations_without_alignment_refuse_anchors_and_packs(coordinator: Served) -> None:
     federation_id = coordinator.federation()
     answer = coordinator.admin.put(f"/v1/federations/{federation_id}/anchors", json=ANCHORS)
-    assert refused(answer) == (409, "federation-state")
-    assert refused(put_pack(coordinator.admin, federation_id, PIVOT)) == (409, "federation-state")
+    assert refusal(answer) == (409, "federation-state")
+    assert refusal(put_pack(coordinator.admin, federation_id, PIVOT)) == (409, "federation-state")

@@ -14,7 +14,7 @@ from coordinator.federations.store import federation
 from coordinator.rounds import store as rounds
 from coordinator.rounds import transitions
 from coordinator.storage import garbage_collection
-from tests.coordinator.alignment.test_alignment import (
+from tests.scene.alignment import (
     ANCHORS,
     ERRORS,
     MODULES,
@@ -22,11 +22,11 @@ from tests.coordinator.alignment.test_alignment import (
     PIVOT,
     RANDOM_SET,
     aligned,
-    body,
-    deliver,
+    deliver_pack,
+    pack_body,
+    pack_tensors,
     put_pack,
-    refused,
-    tensors,
+    refusal,
 )
 from tests.scene.coordinator import Served
 from tests.scene.rounds import join, put, try_join, update_body, upload_headers, url, values, wait_for
@@ -55,35 +55,35 @@ def test_a_second_pivot_pack_is_a_conflict(coordinator: Served) -> None:
     second = coordinator.enrol(federation_id, "other", base_model=OTHER)
     for silo, base_model in ((fast, PIVOT), (second, OTHER)):
         assert put_pack(silo.http, federation_id, base_model).status_code == 201
-    made_by_itself = body(federation_id, PIVOT, alignment_set="sha256:" + "6" * 64)
-    assert refused(deliver(slow.http, federation_id, PIVOT, made_by_itself)) == (409, "upload-conflict")
+    made_by_itself = pack_body(federation_id, PIVOT, alignment_set="sha256:" + "6" * 64)
+    assert refusal(deliver_pack(slow.http, federation_id, PIVOT, made_by_itself)) == (409, "upload-conflict")
 
 
 @pytest.mark.parametrize("error", [0.5, 0.6])
 def test_modules_above_max_error_are_not_shared(coordinator: Served, error: float) -> None:
     federation_id = aligned(coordinator, alignment={"pivot": PIVOT, "max_error": 0.5})
     errors = {"b0.q": ERRORS | {"b_task": error}, "b0.v": ERRORS | {"b_task": 0.4}}
-    bad = body(federation_id, PIVOT, selected=["b0.v", "b0.q"], errors=errors)
-    assert refused(deliver(coordinator.admin, federation_id, PIVOT, bad)) == (422, "metadata")
-    good = body(federation_id, PIVOT, selected=["b0.v"], errors=errors)
-    assert deliver(coordinator.admin, federation_id, PIVOT, good).status_code == 201
+    bad = pack_body(federation_id, PIVOT, selected=["b0.v", "b0.q"], errors=errors)
+    assert refusal(deliver_pack(coordinator.admin, federation_id, PIVOT, bad)) == (422, "metadata")
+    good = pack_body(federation_id, PIVOT, selected=["b0.v"], errors=errors)
+    assert deliver_pack(coordinator.admin, federation_id, PIVOT, good).status_code == 201
 
 
 def test_random_frames_are_not_judged_by_their_errors(coordinator: Served) -> None:
     federation_id = aligned(coordinator, alignment={"pivot": PIVOT, "frames": "random", "max_error": 0.1})
-    content = body(
-        federation_id, PIVOT, tensors(PIVOT, responses=False), selected=MODULES, alignment_set=RANDOM_SET
+    content = pack_body(
+        federation_id, PIVOT, pack_tensors(PIVOT, responses=False), selected=MODULES, alignment_set=RANDOM_SET
     )
-    assert deliver(coordinator.admin, federation_id, PIVOT, content).status_code == 201
+    assert deliver_pack(coordinator.admin, federation_id, PIVOT, content).status_code == 201
 
 
 def test_random_frames_need_no_responses_or_errors(coordinator: Served) -> None:
     federation_id = aligned(coordinator, frames="random")
-    sent = tensors(PIVOT, responses=False)
-    content = body(federation_id, PIVOT, sent, errors={}, selected=MODULES)
-    assert refused(deliver(coordinator.admin, federation_id, PIVOT, content)) == (422, "metadata")
-    content = body(federation_id, PIVOT, sent, errors={}, selected=MODULES, alignment_set=RANDOM_SET)
-    assert deliver(coordinator.admin, federation_id, PIVOT, content).status_code == 201
+    sent = pack_tensors(PIVOT, responses=False)
+    content = pack_body(federation_id, PIVOT, sent, errors={}, selected=MODULES)
+    assert refusal(deliver_pack(coordinator.admin, federation_id, PIVOT, content)) == (422, "metadata")
+    content = pack_body(federation_id, PIVOT, sent, errors={}, selected=MODULES, alignment_set=RANDOM_SET)
+    assert deliver_pack(coordinator.admin, federation_id, PIVOT, content).status_code == 201
 
 
 def test_packs_and_anchors_are_counted_as_traffic(coordinator: Served) -> None:
@@ -91,9 +91,9 @@ def test_packs_and_anchors_are_counted_as_traffic(coordinator: Served) -> None:
     silo = coordinator.enrol(federation_id, "a")
     coordinator.admin.put(f"/v1/federations/{federation_id}/anchors", json=ANCHORS)
     before = coordinator.counted("tessera_bytes_up_total"), coordinator.counted("tessera_bytes_down_total")
-    content = body(federation_id, PIVOT)
-    assert deliver(silo.http, federation_id, PIVOT, content).status_code == 201
-    assert deliver(silo.http, federation_id, PIVOT, content).status_code == 200
+    content = pack_body(federation_id, PIVOT)
+    assert deliver_pack(silo.http, federation_id, PIVOT, content).status_code == 201
+    assert deliver_pack(silo.http, federation_id, PIVOT, content).status_code == 200
     anchors = silo.http.get(f"/v1/federations/{federation_id}/anchors").content
     pack = silo.http.get(f"/v1/federations/{federation_id}/alignments/{PIVOT}").content
     coordinator.admin.get(f"/v1/federations/{federation_id}/anchors")
@@ -163,7 +163,7 @@ def test_a_conflicting_pack_is_refused_before_its_body(coordinator: Served) -> N
     silo = coordinator.enrol(federation_id, "a")
     assert put_pack(silo.http, federation_id, PIVOT).status_code == 201
     path = f"/v1/federations/{federation_id}/alignments/{PIVOT}"
-    second = body(federation_id, PIVOT, selected=["b0.v"])
+    second = pack_body(federation_id, PIVOT, selected=["b0.v"])
     request = signed(coordinator, silo, "PUT", path, second, **upload_headers(second))
     with coordinator.line() as line:
         line.sendall(request_bytes(request, body=b""))

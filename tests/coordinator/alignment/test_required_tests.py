@@ -6,8 +6,16 @@ from typing import Any
 
 import pytest
 
-from tests.coordinator.alignment.test_alignment import ANCHORS, OTHER, PIVOT, aligned, put_pack
-from tests.coordinator.alignment.test_transfer_test import assert_shares, figures, path
+from tests.scene.alignment import (
+    ANCHORS,
+    OTHER,
+    PIVOT,
+    acceptance_figures,
+    acceptance_path,
+    aligned,
+    assert_weights_are_shared,
+    put_pack,
+)
 from tests.scene.coordinator import Served
 from tests.scene.operator import Operator
 
@@ -35,9 +43,11 @@ def sharing(served: Served, federation_id: str) -> dict[str, tuple[str, str]]:
 def test_packs_are_shared_only_after_a_passed_test(coordinator: Served, verdict: str | None) -> None:
     federation_id, of_pivot, of_other = with_packs(coordinator)
     if verdict is not None:
-        stored = coordinator.admin.put(path(federation_id), json=figures(of_other, verdict))
+        stored = coordinator.admin.put(
+            acceptance_path(federation_id), json=acceptance_figures(of_other, verdict)
+        )
         assert stored.status_code == 201
-    assert_shares(coordinator, federation_id, of_pivot, of_other, across=verdict == "passed")
+    assert_weights_are_shared(coordinator, federation_id, of_pivot, of_other, across=verdict == "passed")
 
 
 def test_a_missing_test_is_named_with_its_remedy(coordinator: Served) -> None:
@@ -52,7 +62,7 @@ def test_a_missing_test_is_named_with_its_remedy(coordinator: Served) -> None:
     assert "requires a passed test" in tessera("alignment", "show", federation_id, OTHER)
     assert "requires a passed test" in tessera("federation", "show", federation_id, "--plan")
     silo = coordinator.enrol(federation_id, "a", base_model=OTHER)
-    stored = silo.http.put(path(federation_id), json=figures(of_other)).json()
+    stored = silo.http.put(acceptance_path(federation_id), json=acceptance_figures(of_other)).json()
     assert stored["acceptance"]["verdict"] == "passed"
     assert sharing(coordinator, federation_id)[OTHER][0] == "passed"
     assert "Shared by all base models that share: b0.q" in tessera("alignment", "list", federation_id)

@@ -16,21 +16,7 @@ from schemas.identity.documents import is_signed, sign
 from schemas.identity.keys import name_of, public_key
 from schemas.messages.enrolment import rotation_statement
 from tests.scene.coordinator import Served, Silo, slug
-
-
-def rotation(silo: Silo, new: Ed25519PrivateKey, **changes: Any) -> dict[str, Any]:
-    said = rotation_statement(
-        federation_id=silo.federation_id,
-        client_id=silo.client_id,
-        old_key=name_of(silo.key),
-        public_key=name_of(new),
-    )
-    signed = {
-        "public_key": name_of(new),
-        "proof": sign("tessera-rotation-v1", said, new),
-        "endorsement": sign("tessera-rotation-v1", said, silo.key),
-    }
-    return signed | changes
+from tests.scene.key_rotation import let_expire, rotation
 
 
 @pytest.fixture
@@ -177,9 +163,3 @@ def test_a_rotation_to_another_clients_key_is_refused(coordinator: Served, silo:
     refused = silo.http.put("/v1/me/key", json=rotation(silo, other.key))
     assert (refused.status_code, slug(refused)) == (422, "weak-public-key")
     assert other.http.get("/v1/me").json()["client_id"] == other.client_id
-
-
-def let_expire(served: Served, key: str) -> None:
-    past = text("UPDATE client_keys SET expires_at = '2020-01-01 00:00:00+00:00' WHERE public_key = :k")
-    with served.database.write() as session:
-        session.execute(past, {"k": key})

@@ -14,8 +14,8 @@ from coordinator.db.engine import Database
 from coordinator.federations import store
 from coordinator.storage import event_log
 from schemas.messages.federations import FederationPlan
-from tests.coordinator.enrolment.test_key_rotation import rotation
 from tests.scene.coordinator import ADMIN_TOKEN, Served
+from tests.scene.key_rotation import rotation
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from sqlalchemy import select
 
 from coordinator.db.tables.federations import Table
-from tests.coordinator.alignment.test_alignment import OTHER, PIVOT, aligned, put_pack
+from tests.scene.alignment import OTHER, PIVOT, aligned, put_pack
 from tests.scene.coordinator import Served, slug
 from tests.scene.rounds import running
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from schemas.messages.secure_sum import CAPABILITY
-from tests.coordinator.alignment.test_alignment import ANCHORS, OTHER, PIVOT, body, deliver, tensors
+from tests.scene.alignment import ANCHORS, OTHER, PIVOT, deliver_pack, pack_body, pack_tensors
 from tests.scene.coordinator import Served, slug
 from tests.scene.rounds import try_join, url, wait_for, weights
 from tests.scene.sum_members import VALUES
@@ -16,11 +16,13 @@ from tests.scene.sums_in_clear import sum_up, summed
 
 
 def _pack(federation_id: str, base_model: str, **fields: Any) -> bytes:
-    arrays = {name: values for name, values in tensors(base_model).items() if not name.startswith("b0.v")}
+    arrays = {
+        name: values for name, values in pack_tensors(base_model).items() if not name.startswith("b0.v")
+    }
     errors = {"b0.q": {"a": 0.1, "b_token": 0.9, "b_task": 0.5}}
     if "offsets" in arrays:
         arrays["offsets"] = np.arange(21, dtype=np.int32).reshape(7, 3)
-    return body(federation_id, base_model, arrays, errors=errors, **fields)
+    return pack_body(federation_id, base_model, arrays, errors=errors, **fields)
 
 
 def _federation(served: Served) -> str:
@@ -33,7 +35,7 @@ def _federation(served: Served) -> str:
     )
     assert served.admin.put(f"/v1/federations/{federation_id}/anchors", json=ANCHORS).status_code == 201
     for base_model in (PIVOT, OTHER):
-        stored = deliver(served.admin, federation_id, base_model, _pack(federation_id, base_model))
+        stored = deliver_pack(served.admin, federation_id, base_model, _pack(federation_id, base_model))
         assert stored.status_code == 201, stored.text
     return federation_id
 
@@ -54,7 +56,7 @@ def test_deleting_the_pivots_pack_restarts_an_aligned_sum(coordinator: Served) -
     wait_for(coordinator, federation_id, 2, "abandoned")
     for base_model in (PIVOT, OTHER):
         content = _pack(federation_id, base_model, alignment_set="sha256:" + "7" * 64)
-        assert deliver(coordinator.admin, federation_id, base_model, content).status_code == 201
+        assert deliver_pack(coordinator.admin, federation_id, base_model, content).status_code == 201
     for silo in silos:
         joined = try_join(silo, 3)
         assert joined.status_code == 200, joined.text
@@ -71,8 +73,8 @@ def test_base_models_of_different_alignment_sets_are_refused(coordinator: Served
     third = "tiny-m-bbbbbbbbbbbb"
     arrays = {"b0.q.A": np.full((2, 8), 0.5, np.float32), "b0.q.B": np.full((9, 2), 0.25, np.float32)}
     errors = {"b0.q": {"a": 0.1, "b_token": 0.9, "b_task": 0.5}}
-    content = body(federation_id, third, arrays, errors=errors, selected=[])
-    assert deliver(coordinator.admin, federation_id, third, content).status_code == 201
+    content = pack_body(federation_id, third, arrays, errors=errors, selected=[])
+    assert deliver_pack(coordinator.admin, federation_id, third, content).status_code == 201
     silos = [
         coordinator.enrol(federation_id, name, base_model=base_model)
         for name, base_model in (("a", PIVOT), ("b", OTHER), ("c", third))

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable
 
 import numpy as np
 import pytest
-from sqlalchemy import Connection, Engine, create_engine, event, inspect, text
+from sqlalchemy import create_engine, text
 
 from schemas.identity.keys import encode
-from schemas.messages.secure_sum import SharesStep, SumTerms, UnmaskStep
+from schemas.messages.secure_sum import SharesStep, SumTerms
 from schemas.secure_sum.agreement import self_mask_key
 from schemas.secure_sum.encoding import Modulus
 from schemas.secure_sum.masks import MaskKey, Masks
@@ -21,7 +18,6 @@ from schemas.secure_sum.statements import commitment_to
 from schemas.secure_sum.terms import terms_hash
 from tests.conftest import ask
 from tests.scene.coordinator import Served, slug
-from tests.scene.secure_sums import Shares, shares_in
 from tests.scene.sum_members import (
     CONFIRM,
     KEYS,
@@ -32,66 +28,10 @@ from tests.scene.sum_members import (
     SumClient,
     summing,
 )
+from tests.scene.thief import Thief, row_values, thief_at_every_commit
 from tests.scene.waiting import wait_until
 
 STEPS = (KEYS, SHARES, MASKED, CONFIRM, UNMASK)
-Key = tuple[int, int, str]  # session, position and step of a message
-
-
-@dataclass
-class Thief:
-    """All messages that were stored in any committed state, and the shares in them."""
-
-    federation_id: str = ""
-    """The federation that it is interested in."""
-    messages: dict[Key, bytes] = field(default_factory=dict)
-    commits: int = 0
-    now: set[Key] = field(default_factory=set)
-    """The messages of the last commit."""
-
-    def see(self, connection: Connection) -> None:
-        """Read what the transaction that commits leaves."""
-        cursor = connection.connection.cursor()
-        try:
-            cursor.execute(
-                "SELECT m.session_id, m.position, m.step, m.body, m.payload_id FROM sum_messages m"
-                " JOIN sum_sessions s ON s.id = m.session_id JOIN rounds r ON r.id = s.round_id"
-                f" WHERE r.federation_id = '{self.federation_id}'"
-            )
-            rows = cursor.fetchall()
-            self.now = {(session, position, step) for session, position, step, *_ in rows}
-            for session, position, step, body, payload in rows:
-                if body is None:
-                    cursor.execute(
-                        f"SELECT data FROM payload_chunks WHERE payload_id = {int(payload)} ORDER BY begin"
-                    )
-                    body = b"".join(bytes(data) for (data,) in cursor.fetchall())
-                self.messages[session, position, step] = bytes(body)
-        finally:
-            cursor.close()
-        self.commits += 1
-
-    def sessions(self) -> set[int]:
-        return {session for session, _, _ in self.messages}
-
-    def of(self, session: int, step: str) -> dict[int, bytes]:
-        return {
-            place: body for (of, place, name), body in self.messages.items() if (of, name) == (session, step)
-        }
-
-    def shares(self, session: int) -> Shares:
-        unmasked = self.of(session, "unmask")
-        return shares_in({n: UnmaskStep.model_validate_json(body) for n, body in unmasked.items()})
-
-
-@contextmanager
-def thief_at_every_commit() -> Iterator[Thief]:
-    thief = Thief()
-    event.listen(Engine, "commit", thief.see)
-    try:
-        yield thief
-    finally:
-        event.remove(Engine, "commit", thief.see)
 
 
 @pytest.mark.slow
@@ -165,7 +105,7 @@ def _play_session(scene: Scene, clients: list[SumClient], *states: str) -> None:
         for client in clients:
             assert client.put(step).status_code == 201
         if step != UNMASK:
-            stored = b"\0".join(_values(scene.served.database_url))
+            stored = b"\0".join(row_values(scene.served.database_url))
             assert not [secret for client in clients for secret in _secrets(client) if secret in stored]
     _wait(scene, *states)
 
@@ -235,21 +175,6 @@ def _secrets(client: SumClient) -> list[bytes]:
 
 def _joined_messages(thief: Thief) -> bytes:
     return b"\0".join(thief.messages.values())
-
-
-def _values(url: str) -> Iterator[bytes]:
-    """Yield every value of every row of every table."""
-    engine = create_engine(url)
-    with engine.connect() as connection:
-        for table in inspect(engine).get_table_names():
-            for row in connection.execute(text(f'SELECT * FROM "{table}"')):
-                for value in row:
-                    yield _octets(value)
-    engine.dispose()
-
-
-def _octets(value: Any) -> bytes:
-    return bytes(value) if isinstance(value, bytes | memoryview) else str(value).encode()
 
 
 def _terms(url: str, session: int) -> SumTerms:

@@ -18,8 +18,8 @@ from coordinator.db.federation_lock import lock_federation
 from schemas.identity.documents import hash_of
 from schemas.identity.enrolment_token import read
 from tests.conftest import ask
-from tests.coordinator.enrolment.test_key_rotation import rotation
 from tests.scene.coordinator import ADMIN_TOKEN, Served, slug
+from tests.scene.key_rotation import rotation
 from tests.scene.waiting import wait_until
 
 

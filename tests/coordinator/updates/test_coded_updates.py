@@ -10,7 +10,7 @@ import pytest
 
 from schemas.messages.recipes import NAMED, Recipe, RecipeName
 from schemas.wire.digests import digest_of
-from tests.coordinator.updates.test_clipping import START, lora_silo
+from tests.coordinator.updates.lora import START, lora_silo
 from tests.scene.coordinator import Served, Silo, slug
 from tests.scene.rounds import (
     Tensors,

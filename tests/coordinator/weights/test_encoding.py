@@ -9,7 +9,6 @@ from dataclasses import dataclass
 import httpx
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from coordinator.storage.server_key import ServerKey
 from schemas.identity.documents import is_signed
@@ -21,25 +20,9 @@ from schemas.messages.updates import WeightsManifest
 from schemas.wire.digests import digest_of
 from schemas.wire.envelope import MEDIA_TYPE, unpack
 from schemas.wire.streams import decode, stream_slots
+from tests.scene.coded_weights import LAYOUT, PLAN, RANK, Arrays, random_adapter, request_weights
 from tests.scene.coordinator import SIGNING_KEY, Served, Silo
 from tests.scene.rounds import deliver, join, plan, put, running, show, update_body, url, wait_for, weights
-
-Arrays = dict[str, NDArray[np.float32]]
-RANK = 40
-LAYOUT = {"b0.q.P": (RANK, RANK), "b0.q.Q": (RANK,)}
-PLAN = plan(adapter={"rank": RANK, "blocks": 1, "roles": ["q"]})
-
-
-def random_adapter(seed: int) -> Arrays:
-    """Make an adapter of ordinary numbers."""
-    random = np.random.default_rng(seed)
-    return {name: random.normal(size=shape).astype(np.float32) for name, shape in LAYOUT.items()}
-
-
-def request_weights(silo: Silo, number: int, recipe: str, **headers: str) -> httpx.Response:
-    accept = f"{MEDIA_TYPE};recipe={recipe}, {MEDIA_TYPE}"
-    return silo.http.get(url(silo, number, "/weights"), headers={"Accept": accept, **headers})
-
 
 ASKING = {"Accept": f"{MEDIA_TYPE};recipe=int8_own_last"}
 

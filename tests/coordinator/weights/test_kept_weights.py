@@ -21,7 +21,7 @@ from coordinator.db.tables.federations import CodedWeightsRow
 from coordinator.http.limits import concurrency
 from coordinator.http.limits.concurrency import codec_slot
 from coordinator.storage import garbage_collection
-from tests.coordinator.weights.test_encoding import PLAN, random_adapter, request_weights
+from tests.scene.coded_weights import PLAN, random_adapter, request_weights
 from tests.scene.coordinator import Served, Silo, slug
 from tests.scene.rounds import deliver, join, plan, put, running, update_body, url, wait_for
 

@@ -23,7 +23,7 @@ from studies.report.summary import Report, summarise
 from studies.report.tables import remarks, show
 from studies.results import CellResult, ClientRound
 from tests.scene.studies import result, study
-from tests.studies.test_fair import finish, planned, search
+from tests.studies.comparisons import finish_searches, planned_fair_comparison, store_finished
 
 ALONE = {1: 0.5, 2: 0.6, 3: 0.5}
 CHEAP = {1: 0.4, 2: 0.5, 3: 0.4}
@@ -249,10 +249,10 @@ def absent(done: CellResult) -> CellResult:
 
 
 def test_searches_and_what_they_cost_are_in_the_report(tmp_path: Path) -> None:
-    comparison = planned(tmp_path, "fair.rates = [0.1, 0.2]\n")
-    search(comparison, {0.1: 1, 0.2: 2})
+    comparison = planned_fair_comparison(tmp_path, "fair.rates = [0.1, 0.2]\n")
+    finish_searches(comparison, {0.1: 1, 0.2: 2})
     for cell in comparison.cells:
-        finish(comparison, cell, 0.5)
+        store_finished(comparison, cell, 0.5)
     made = comparison.reported()
     assert [(cost.method, cost.seed, cost.rate) for cost in made.costs if cost.search] == [
         ("local_lora", 0, 0.1),
