@@ -28,7 +28,7 @@ from client_agent.rounds.participant import Participant
 from client_agent.settings import read_settings
 from client_agent.training.silo import Silo, open_silo
 from tests.scene.agents import enrolled
-from tests.scene.coordinator import Served, start
+from tests.scene.coordinator import Served, coordinator_fixture
 from tests.scene.silo_config import config
 from tests.scene.tiny_models import ARCHITECTURES, save_model
 
@@ -89,11 +89,7 @@ def silo(loaded_silo: Silo) -> Iterator[Silo]:
     require_bare(loaded_silo.base)
 
 
-@pytest.fixture(scope="session")
-def agents_coordinator(fresh_database: Callable[[str], str]) -> Iterator[Served]:
-    served = start(fresh_database("sqlite"), tick_seconds=0.05, retry_seconds=0.05)
-    yield served
-    served.stop()
+agents_coordinator = coordinator_fixture("sqlite", scope="session", tick_seconds=0.05, retry_seconds=0.05)
 
 
 @pytest.fixture

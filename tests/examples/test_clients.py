@@ -7,23 +7,20 @@ import shutil
 import stat
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from tests.scene.coordinator import Served, slug
+from tests.scene.coordinator import Served, coordinator_fixture, slug
 from tests.scene.rounds import PLAN, show
 
 CLIENTS = Path(__file__).parents[2] / "examples" / "clients"
 ROUNDS = {"total": 2, "min_clients": 2, "collect_seconds": 120}
 
 
-@pytest.fixture
-def served(serve: Callable[..., Served], fresh_database: Callable[[str], str]) -> Served:
-    return serve(fresh_database("sqlite"), tick_seconds=0.05, retry_seconds=0.2)
+served = coordinator_fixture("sqlite", tick_seconds=0.05, retry_seconds=0.2)
 
 
 def run(served: Served, folder: Path, command: list[str], **plan: Any) -> tuple[str, list[str]]:

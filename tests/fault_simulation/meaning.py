@@ -18,13 +18,14 @@ from numpy.typing import NDArray
 
 from client_agent.rounds.encode_update import _rounding_seed
 from client_agent.storage.round_folder import RECEIPT
-from schemas.maths.adapter import SIGNATURE, Layout, pq_layout
+from schemas.maths.adapter import SIGNATURE, pq_layout
 from schemas.messages.recipes import NAMED, SentRecipe, WeightsRecipeName
 from schemas.messages.updates import UpdateManifest
 from schemas.wire.compress import is_frame
 from schemas.wire.envelope import Envelope, slots, unpack
 from schemas.wire.header import Slot
 from schemas.wire.streams import decode, encode, stream_slots
+from tests.scene.tensors import split_tensors
 
 if TYPE_CHECKING:
     from tests.fault_simulation.world import World
@@ -80,16 +81,6 @@ def pack_of(body: bytes, rank: int) -> str | None:
 def flat(tensors: dict[str, Values]) -> Values:
     """Put tensors behind each other in the order of the layout."""
     return np.concatenate([tensors[name].reshape(-1) for name in sorted(tensors)])
-
-
-def shaped(values: Values, layout: Layout) -> dict[str, Values]:
-    """Take the tensors of a layout from behind each other."""
-    made, at = {}, 0
-    for name, shape in layout.items():
-        size = int(np.prod(shape))
-        made[name] = values[at : at + size].reshape(shape)
-        at += size
-    return made
 
 
 class Meaning:
@@ -149,9 +140,9 @@ class Meaning:
         self._packs[agent, number] = pack_of(body, self._world.plan.rank)
         carried = self._carried(agent, client, number)
         for learnt in reversed(self._learnt.get((agent, number), [])):
-            wanted = shaped(learnt - given if given is not None else learnt, self._layout)
+            wanted = split_tensors(learnt - given if given is not None else learnt, self._layout)
             if carried is not None:
-                wanted = shaped(flat(wanted) + carried, self._layout)
+                wanted = split_tensors(flat(wanted) + carried, self._layout)
             coded = encode(wanted, self._recipe, "recipe", _rounding_seed(wanted))
             if np.array_equal(flat(dict(decode(coded, self._layout, self._recipe))), made.values):
                 self._lost[agent, number] = flat(wanted) - made.values

@@ -102,7 +102,3 @@ def stored_tensors(folder: RoundFolder, name: str) -> Arrays:
 
 def stored_receipt(folder: RoundFolder) -> Receipt:
     return Receipt.model_validate_json(folder.read(RECEIPT))
-
-
-def assert_same_bytes(one: Arrays, other: Arrays) -> None:
-    assert {name: v.tobytes() for name, v in one.items()} == {name: v.tobytes() for name, v in other.items()}

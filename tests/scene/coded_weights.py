@@ -17,12 +17,6 @@ LAYOUT = {"b0.q.P": (RANK, RANK), "b0.q.Q": (RANK,)}
 PLAN = plan(adapter={"rank": RANK, "blocks": 1, "roles": ["q"]})
 
 
-def random_adapter(seed: int) -> Arrays:
-    """Make an adapter of ordinary numbers."""
-    random = np.random.default_rng(seed)
-    return {name: random.normal(size=shape).astype(np.float32) for name, shape in LAYOUT.items()}
-
-
 def request_weights(silo: Silo, number: int, recipe: str, **headers: str) -> httpx.Response:
     accept = f"{MEDIA_TYPE};recipe={recipe}, {MEDIA_TYPE}"
     return silo.http.get(url(silo, number, "/weights"), headers={"Accept": accept, **headers})

@@ -5,10 +5,12 @@ from __future__ import annotations
 import socket
 import threading
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import httpx
+import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from sqlalchemy import text
 
@@ -224,6 +226,34 @@ def start(database_url: str, *, traces: Any = None, **settings: Any) -> Served:
     # The first request builds the routes, which two coordinators of one process cannot do at once.
     httpx.get(f"{server.url}/nowhere", timeout=30, verify=False)
     return Served(server.url, database_url, server, thread)
+
+
+def coordinator_fixture(
+    database: Literal["sqlite", "each"], *, scope: Any = "function", **settings: Any
+) -> Any:
+    """Return a fixture of a coordinator of its own: `served = coordinator_fixture("sqlite", tick_seconds=1)`.
+
+    With `each` database a test runs on SQLite and on PostgreSQL. It stops at the end of the scope.
+    """
+
+    def run(database_url: str) -> Iterator[Served]:
+        served = start(database_url, **settings)
+        yield served
+        served.stop()
+
+    if database == "each":
+
+        @pytest.fixture(scope=scope)
+        def on_each_database(database_url: str) -> Iterator[Served]:
+            yield from run(database_url)
+
+        return on_each_database
+
+    @pytest.fixture(scope=scope)
+    def on_sqlite(fresh_database: Callable[[str], str]) -> Iterator[Served]:
+        yield from run(fresh_database("sqlite"))
+
+    return on_sqlite
 
 
 def slug(answer: httpx.Response) -> str:

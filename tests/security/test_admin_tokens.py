@@ -15,15 +15,13 @@ from coordinator.db.engine import Database
 from coordinator.enrolment import first_admin
 from coordinator.errors import SettingsUnusable
 from coordinator.server import load_settings
-from tests.scene.coordinator import Served, slug
+from tests.scene.coordinator import Served, coordinator_fixture, slug
 from tests.scene.rounds import running, url
 
 LIMIT = 3
 
 
-@pytest.fixture
-def served(serve: Callable[..., Served], database_url: str) -> Served:
-    return serve(database_url, failed_tokens_per_minute=LIMIT, trusted_proxies="127.0.0.1")
+served = coordinator_fixture("each", failed_tokens_per_minute=LIMIT, trusted_proxies="127.0.0.1")
 
 
 @pytest.mark.parametrize("token", ["a", "x" * 19, " " * 20 + "a"])

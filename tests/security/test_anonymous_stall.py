@@ -18,7 +18,7 @@ from coordinator.enrolment import failure_delay
 from coordinator.http import json_body
 from coordinator.http.json_body import MAX_FAULTS
 from schemas.messages.enrolment import EnrolmentRequest
-from tests.scene.coordinator import PROFILE, Served, enrolment, slug
+from tests.scene.coordinator import PROFILE, Served, coordinator_fixture, enrolment, slug
 
 JSON = {"Content-Type": "application/json"}
 LIMIT = 5
@@ -30,9 +30,7 @@ MANY_SHAPES = {
 }
 
 
-@pytest.fixture
-def served(serve: Callable[..., Served], database_url: str) -> Served:
-    return serve(database_url, failed_enrolments_per_minute=LIMIT)
+served = coordinator_fixture("each", failed_enrolments_per_minute=LIMIT)
 
 
 @pytest.mark.parametrize("message", [MANY_ROLES, MANY_SHAPES], ids=["roles", "shapes"])

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
 from sqlalchemy import text
 from typer import Typer
 from typer.testing import CliRunner
@@ -16,13 +14,10 @@ from coordinator import cli
 from schemas.identity.documents import hash_of, is_signed
 from schemas.identity.keys import public_key
 from tests.scene.alignment import OTHER, acceptance_figures, with_packs
-from tests.scene.coordinator import ADMIN_TOKEN, Served
+from tests.scene.coordinator import ADMIN_TOKEN, Served, coordinator_fixture
 from tests.scene.rounds import deliver, running, values
 
-
-@pytest.fixture
-def served(serve: Callable[..., Served], database_url: str) -> Served:
-    return serve(database_url)
+served = coordinator_fixture("each")
 
 
 def entries(served: Served) -> list[tuple[str, str, str, str | None]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx
@@ -12,18 +11,16 @@ import pytest
 import coordinator.dashboard
 from schemas.wire.envelope import MEDIA_TYPE
 from tests.hostile.scene import listen
-from tests.scene.coordinator import ADMIN_TOKEN, Served, Silo, slug, start
+from tests.scene.coordinator import ADMIN_TOKEN, Served, Silo, coordinator_fixture, slug
 from tests.scene.rounds import join, running, url
 from tests.scene.signed_requests import request_bytes, signed
 
 PAGE = Path(coordinator.dashboard.__file__ or "").parent
 
 
-@pytest.fixture(scope="module")
-def served(fresh_database: Callable[[str], str]) -> Iterator[Served]:
-    started = start(fresh_database("sqlite"), tick_seconds=0.05, retry_seconds=0.1, polls_per_second=20)
-    yield started
-    started.stop()
+served = coordinator_fixture(
+    "sqlite", scope="module", tick_seconds=0.05, retry_seconds=0.1, polls_per_second=20
+)
 
 
 @pytest.fixture(scope="module")

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
 
 import httpx
 import pytest
 
-from tests.scene.coordinator import Served, start
+from tests.scene.coordinator import Served, coordinator_fixture
 
 POST = "POST /v1/enrolments HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n"
 GET = "GET /v1/hello HTTP/1.1\r\nHost: {host}\r\n"
@@ -17,11 +16,7 @@ HIDDEN = GET + "X-Hidden: 1\r\n\r\n"
 """What follows a request that is read in two ways: whoever answers it has been deceived."""
 
 
-@pytest.fixture(scope="module")
-def served(fresh_database: Callable[[str], str]) -> Iterator[Served]:
-    running = start(fresh_database("sqlite"))
-    yield running
-    running.stop()
+served = coordinator_fixture("sqlite", scope="module")
 
 
 def exchange(served: Served, text: str) -> str:

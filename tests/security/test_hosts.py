@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 
-from tests.scene.coordinator import ADMIN_TOKEN, Served, slug
+from tests.scene.coordinator import ADMIN_TOKEN, Served, coordinator_fixture, slug
 
-
-@pytest.fixture
-def served(serve: Callable[..., Served], fresh_database: Callable[[str], str]) -> Served:
-    return serve(fresh_database("sqlite"), public_metrics=True)
+served = coordinator_fixture("sqlite", public_metrics=True)
 
 
 def raw(served: Served, head: str) -> bytes:

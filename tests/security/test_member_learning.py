@@ -14,16 +14,12 @@ from schemas.peers import member_claims
 from schemas.wire.envelope import pack, unpack
 from schemas.wire.header import Slot
 from tests.scene.coordinator import Served, Silo
-from tests.scene.rounds import deliver, join, plan, put, running, show, url, values, wait_for, weights
+from tests.scene.rounds import LAYOUT, deliver, join, plan, put, running, show, url, values, wait_for, weights
+from tests.scene.tensors import random_tensors
 
 MOSAIC = {"name": "fedmosaic"}
 GUESS = np.array([1, 0.2, 0.1, 0.3], np.float32)
 D_IN, D_OUT, RANK = 24, 16, 2
-
-
-def adapter(seed: int) -> dict[str, Any]:
-    rng = np.random.default_rng(seed)
-    return {name: rng.standard_normal(like.shape).astype(np.float32) for name, like in values(0.0).items()}
 
 
 def equal(one: dict[str, Any], other: dict[str, Any]) -> bool:
@@ -35,8 +31,10 @@ def equal(one: dict[str, Any], other: dict[str, Any]) -> bool:
 def test_min_voices_hides_a_peers_adapter(coordinator: Served, strategy: str, least: int) -> None:
     wanted = plan(strategy={"name": strategy}, privacy={"min_voices": least})
     federation_id, (curious, victim) = running(coordinator, **wanted)
-    mine = adapter(1)
-    secret = {name: 0.5 * mine[name] + 0.7 * own for name, own in adapter(2).items()}  # they agree a little
+    mine = random_tensors(LAYOUT, 1)
+    secret = {
+        name: 0.5 * mine[name] + 0.7 * own for name, own in random_tensors(LAYOUT, 2).items()
+    }  # they agree a little
     deliver(curious, 1, mine)
     deliver(victim, 1, secret)
     wait_for(coordinator, federation_id, 1, "published")
@@ -66,7 +64,7 @@ def federation_with_spy(
         privacy={"min_voices": least},
     )
     federation_id, silos = running(coordinator, clients=3, **wanted)
-    sent = [adapter(i) for i in range(3)]
+    sent = [random_tensors(LAYOUT, i) for i in range(3)]
     for silo, one, axis in zip(silos, sent, np.eye(4, dtype=np.float32), strict=False):
         deliver(silo, 1, one, signature=axis)
     wait_for(coordinator, federation_id, 1, "published")
@@ -98,7 +96,7 @@ def test_a_silent_member_delays_at_most_two_rounds(coordinator: Served) -> None:
     assert max(waited[2:]) < 1.5
     for silo in (*silos, spy):
         join(silo, 6)
-    deliver(spy, 6, adapter(9))  # nobody waits for it, and it delivers all the same
+    deliver(spy, 6, random_tensors(LAYOUT, 9))  # nobody waits for it, and it delivers all the same
     for silo, one in zip(silos, sent, strict=True):
         deliver(silo, 6, one)
     assert wait_for(coordinator, federation_id, 6, "published")["counts"]["arrived"] == 4

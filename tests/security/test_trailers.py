@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from coordinator.http.limits.connections import FIELDS_LIMIT, HEAD_LIMIT
-from tests.scene.coordinator import Served, enrolment
+from tests.scene.coordinator import Served, coordinator_fixture, enrolment
 
 
 def post(served: Served, body: bytes, trailer: bytes) -> int:
@@ -24,9 +23,7 @@ def post(served: Served, body: bytes, trailer: bytes) -> int:
         return int(line.makefile("rb").read()[9:12])
 
 
-@pytest.fixture
-def served(serve: Callable[..., Served], fresh_database: Callable[[str], str]) -> Served:
-    return serve(fresh_database("sqlite"), trusted_proxies="127.0.0.1")
+served = coordinator_fixture("sqlite", trusted_proxies="127.0.0.1")
 
 
 def test_a_trailer_is_not_a_forwarded_address(served: Served) -> None:

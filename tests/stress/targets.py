@@ -16,6 +16,7 @@ from schemas.wire.digests import digest_of, from_field, to_field
 from schemas.wire.envelope import pack, slots, unpack
 from schemas.wire.errors import BodyRefused
 from schemas.wire.streams import CODES, POSITIONS, SCALES, CodedStreams, decode, encode, stream_slots
+from tests.scene.tensors import filled_tensors
 
 LIMIT = 2**20
 """The largest body that may be decoded."""
@@ -126,7 +127,7 @@ def seeds(target: str) -> list[bytes]:
     manifest = UpdateManifest(
         federation="fed", recipe={}, round=1, client="c", base=f"sha256:{'0' * 64}", pack=None, examples=1
     )
-    tensors = {name: np.ones(shape, np.float32) for name, shape in _LAYOUT.items()}
+    tensors = filled_tensors(_LAYOUT, 1.0)
     match target:
         case "body":
             return [pack(tensors, manifest)]

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
-from tests.scene.coordinator import Served
+from tests.scene.coordinator import coordinator_fixture
 from tests.system.programs import program
 
 # What Chromium would fetch by itself has no place here; as root it needs to be told that no sandbox is meant.
@@ -50,7 +50,5 @@ def page(browser: Browser) -> Iterator[Page]:
     assert [error for error in errors if not any(one in error for one in meant)] == []
 
 
-@pytest.fixture
-def served(serve: Callable[..., Served], fresh_database: Callable[[str], str]) -> Served:
-    """A coordinator that nobody else uses."""
-    return serve(fresh_database("sqlite"), tick_seconds=0.05, retry_seconds=0.1, polls_per_second=20)
+served = coordinator_fixture("sqlite", tick_seconds=0.05, retry_seconds=0.1, polls_per_second=20)
+"""A coordinator that nobody else uses."""

@@ -7,9 +7,8 @@ import time
 import pytest
 from playwright.sync_api import Page, Route, expect
 
-from tests.coordinator.aggregation.test_ranks import adapter
-from tests.coordinator.aggregation.test_ranks import running as clients_of_ranks
 from tests.scene.coordinator import ADMIN_TOKEN, Served, Silo
+from tests.scene.ranks import layout_of_rank, running_ranks
 from tests.scene.rounds import (
     deliver,
     join,
@@ -22,6 +21,7 @@ from tests.scene.rounds import (
     url,
     values,
 )
+from tests.scene.tensors import random_tensors
 from tests.system.page import enter
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(120)]
@@ -189,9 +189,9 @@ def test_an_address_opens_a_round_or_a_client_and_never_contains_the_token(
 
 
 def test_a_round_shows_the_ranks_of_clients_that_differ(page: Page, served: Served) -> None:
-    federation_id, silos = clients_of_ranks(served, ["tiny-s-aaaaaaaaaaaa"] * 3)
+    federation_id, silos = running_ranks(served, ["tiny-s-aaaaaaaaaaaa"] * 3)
     for silo, rank in zip(silos, (2, 3, 4), strict=True):
-        sent = update_body(silo, 1, join(silo, 1), adapter(rank, rank))
+        sent = update_body(silo, 1, join(silo, 1), random_tensors(layout_of_rank(rank), rank))
         assert put(silo, 1, sent).status_code == 201
     _open(page, served, f"{federation_id}/rounds/1")
     place = page.locator("#clients thead th").all_inner_texts().index("rank")

@@ -9,7 +9,7 @@ import socket
 import ssl
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +25,7 @@ from client_agent.transport.responses import NoOpenRound
 from schemas.identity.signed_requests import Target, sign
 from schemas.messages.enrolment import Profile
 from tests.scene.agent_processes import tessera
-from tests.scene.coordinator import ADMIN_TOKEN, PROFILE, Served
+from tests.scene.coordinator import ADMIN_TOKEN, PROFILE, Served, coordinator_fixture
 from tests.scene.replica_processes import free_port
 from tests.scene.waiting import wait_until
 from tests.system.programs import program
@@ -45,9 +45,7 @@ class Front:
     """The certificate of its authority; None = plain HTTP."""
 
 
-@pytest.fixture
-def served(serve: Callable[..., Served], fresh_database: Callable[[str], str]) -> Served:
-    return serve(fresh_database("sqlite"), root_path="/tessera", trusted_proxies="127.0.0.1")
+served = coordinator_fixture("sqlite", root_path="/tessera", trusted_proxies="127.0.0.1")
 
 
 @pytest.fixture(params=["nginx", "caddy"])

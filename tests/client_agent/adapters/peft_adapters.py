@@ -12,6 +12,7 @@ from client_agent.export.fold_shift import without_zero_shifts
 from client_agent.model.loading import BaseModel
 from schemas.maths.factors import Factors
 from schemas.messages.federations import AdapterPlan
+from tests.scene.tensors import random_tensors
 
 EVERYTHING = "p and q, shared and private lora"
 
@@ -36,23 +37,18 @@ def logits_of(base: BaseModel) -> np.ndarray:
         return base.model(input_ids=torch.tensor(IDS)).logits.numpy()  # type: ignore[operator]
 
 
-def noise(like: dict[str, np.ndarray], seed: int) -> dict[str, np.ndarray]:
-    rng = np.random.default_rng(seed)
-    return {name: np.asarray(0.2 * rng.standard_normal(v.shape), np.float32) for name, v in like.items()}
-
-
 def random_adapter(base: BaseModel, name: str) -> Adapter:
     plan, gated = PLANS[name], name.startswith("gated")
     frames = random_frames(base, plan, 0) if plan.kind == "pq" else {}
     adapter = inject(base, plan, frames, gated=gated, seed=0)
-    adapter.load(noise(adapter.state(), 0))
-    adapter.load_private(noise(adapter.private_state(), 1))
+    adapter.load(random_tensors(adapter.state(), 0, 0.2))
+    adapter.load_private(random_tensors(adapter.private_state(), 1, 0.2))
     if name == "folded lora":
         (d_out, d_in), rng = base.shapes["v"], np.random.default_rng(3)
         factors = (0.5 * rng.standard_normal(shape) for shape in ((4, d_in), (d_out, 4)))
         adapter.load_base_delta({"l1.v": Factors(*(values.astype(np.float32) for values in factors))})
     if gated:
-        shared = noise(adapter.state(), 2)
+        shared = random_tensors(adapter.state(), 2, 0.2)
         adapter.load_global({n: np.zeros_like(v) if n.endswith(".Q") else v for n, v in shared.items()})
     return adapter
 

@@ -19,6 +19,7 @@ from client_agent.model.loading import BaseModel
 from client_agent.model.tokens import collate, encode, pad_id
 from schemas.maths.adapter import lora_layout
 from schemas.messages.federations import AdapterPlan
+from tests.scene.tensors import random_tensors
 
 PLAN = AdapterPlan(rank=8, blocks=2)
 
@@ -27,11 +28,6 @@ def logits_of(base: BaseModel) -> torch.Tensor:
     batch = collate([encode(base.tokenizer, "rev abc=", "cba", max_length=64)], pad=pad_id(base.tokenizer))
     with torch.no_grad():
         return answer_logits(base, batch)[0]
-
-
-def noise_for(adapter: Adapter) -> dict[str, np.ndarray]:
-    rng = np.random.default_rng(0)
-    return {name: rng.standard_normal(shape).astype(np.float32) for name, shape in adapter.layout.items()}
 
 
 def test_last_layer_of_each_block_is_wrapped(tiny: Callable[..., BaseModel]) -> None:
@@ -100,7 +96,7 @@ def test_removed_adapter_restores_the_model_exactly(
     modules = dict(base.model.named_modules())
     attributes = set(vars(base.model))
     with make(base) as adapter:
-        adapter.load(noise_for(adapter))
+        adapter.load(random_tensors(adapter.layout))
         assert not torch.equal(logits_of(base), before)
     adapter.remove()
     assert torch.equal(logits_of(base), before)
@@ -126,7 +122,7 @@ def test_loaded_state_is_read_back_unchanged(
     tiny: Callable[..., BaseModel], make: Callable[[BaseModel], Adapter]
 ) -> None:
     with make(tiny()) as adapter:
-        state = noise_for(adapter)
+        state = random_tensors(adapter.layout)
         adapter.load(state)
         back = adapter.state()
         assert list(back) == list(adapter.layout)
@@ -143,7 +139,7 @@ def test_unfit_tensors_are_refused_and_change_nothing(
     tiny: Callable[..., BaseModel], make: Callable[[BaseModel], Adapter]
 ) -> None:
     with make(tiny()) as adapter:
-        state = noise_for(adapter)
+        state = random_tensors(adapter.layout)
         adapter.load(state)
         first, *remaining = state
         for wrong in (
@@ -183,7 +179,10 @@ def test_gates_are_private_and_merged_state_equals_mixture(tiny: Callable[..., B
     base = tiny()
     frames = random_frames(base, PLAN, 0)
     with inject_pq(base, PLAN, frames, gated=True) as adapter:
-        local, served = noise_for(adapter), {n: -v for n, v in noise_for(adapter).items()}
+        local, served = (
+            random_tensors(adapter.layout),
+            {n: -v for n, v in random_tensors(adapter.layout).items()},
+        )
         adapter.load(local)
         adapter.load_global(served)
         assert not any("gate" in name.split(".")[-1] for name in adapter.state())
@@ -266,7 +265,7 @@ def test_repeated_rounds_leave_no_tensors_or_hooks(tiny: Callable[..., BaseModel
 
     def one_round() -> None:
         with inject_pq(base, PLAN, random_frames(base, PLAN, 0), gated=True) as adapter:
-            adapter.load(noise_for(adapter))
+            adapter.load(random_tensors(adapter.layout))
             logits_of(base)
 
     one_round()

@@ -21,6 +21,7 @@ from client_agent.rounds.strategy import load_strategy
 from schemas.maths.factors import Factors
 from schemas.messages.federations import AdapterPlan, TrainingPlan
 from tests.scene.local_training import train_examples
+from tests.scene.tensors import random_tensors
 
 PLAN = AdapterPlan(kind="lora", rank=4, roles=("q", "v", "down"), scale=1.5)
 IDS = torch.tensor([[1, 5, 9, 14, 7, 22, 30, 6, 11]])
@@ -75,9 +76,8 @@ def test_base_delta_acts_as_changed_base_weights(each_architecture: BaseModel) -
 
 def test_as_lora_includes_the_base_delta(tiny: Callable[..., BaseModel]) -> None:
     base = tiny("gpt2")
-    rng = np.random.default_rng(1)
     with inject_lora(base, PLAN) as adapter:
-        adapter.load({n: 0.2 * rng.standard_normal(s).astype(np.float32) for n, s in adapter.layout.items()})
+        adapter.load(random_tensors(adapter.layout, 1, 0.2))
         alone = adapter.as_lora()
         base_delta = random_base_delta(base)
         adapter.load_base_delta(base_delta)

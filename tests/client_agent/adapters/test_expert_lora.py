@@ -20,6 +20,7 @@ from schemas.maths.bank import bank_tensors, expert_tensors
 from schemas.maths.start import from_start
 from schemas.messages.federations import AdapterPlan, TrainingPlan
 from tests.scene.local_training import train_examples
+from tests.scene.tensors import random_tensors
 
 PLAN = AdapterPlan(kind="lora", rank=3, scale=0.5, roles=("q", "k", "v", "down"))
 TRAINING = TrainingPlan(steps=2, batch_size=4, max_length=64)
@@ -32,15 +33,10 @@ def logits(base: BaseModel) -> torch.Tensor:
         return base.model(input_ids=IDS).logits  # type: ignore[operator]
 
 
-def noise(layout: dict[str, tuple[int, ...]], seed: int = 0) -> dict[str, np.ndarray]:
-    rng = np.random.default_rng(seed)
-    return {name: (0.2 * rng.standard_normal(shape)).astype(np.float32) for name, shape in layout.items()}
-
-
 def bank_of(base: BaseModel, *, trained: bool = True) -> ExpertLora:
     adapter = ExpertLora(base, PLAN, EXPERTS, seed=7)
     if trained:
-        adapter.load(noise(adapter.layout))
+        adapter.load(random_tensors(adapter.layout, scale=0.2))
     return adapter
 
 
@@ -124,7 +120,7 @@ def test_selected_experts_alone_train_and_served_arrays_stay(
     """The reference trained its global bank in place, and kept adapters in bfloat16 (defects 11, 12)."""
     base = tiny(dtype=torch.bfloat16)
     with bank_of(base) as adapter:
-        served = noise(adapter.layout)
+        served = random_tensors(adapter.layout, scale=0.2)
         untouched = {name: values.copy() for name, values in served.items()}
         adapter.load(served)
         adapter.select((4,))
@@ -163,7 +159,7 @@ def test_bank_refuses_unfit_experts_and_removes_cleanly(tiny: Callable[..., Base
         with pytest.raises(LayoutMismatch, match="no specialist"):
             adapter.select(specialists)
     with pytest.raises(LayoutMismatch, match="do not fit"):
-        adapter.load(bank_tensors(0, noise(adapter.expert_layout)))
+        adapter.load(bank_tensors(0, random_tensors(adapter.expert_layout, scale=0.2)))
     adapter.remove()
     require_bare(base)
     torch.testing.assert_close(logits(base), before)

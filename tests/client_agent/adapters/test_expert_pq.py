@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from client_agent.adapters.base import Adapter, lowest_adapted_layer, require_bare
+from client_agent.adapters.base import lowest_adapted_layer, require_bare
 from client_agent.adapters.expert_bank import experts_in
 from client_agent.adapters.expert_pq import ExpertPQ
 from client_agent.adapters.frames import Frames, random_frames
@@ -19,6 +19,7 @@ from client_agent.model.loading import BaseModel
 from schemas.maths.bank import expert_tensors
 from schemas.messages.federations import AdapterPlan, TrainingPlan
 from tests.scene.local_training import train_examples
+from tests.scene.tensors import random_tensors
 
 PLAN = AdapterPlan(rank=4, blocks=2, scale=1.5, roles=("q", "v", "down"))
 IDS = torch.tensor([[1, 5, 9, 14, 7, 22], [1, 8, 30, 6, 11, 2]])
@@ -28,11 +29,6 @@ EXPERTS = (0, 2, 3)
 def logits(base: BaseModel) -> torch.Tensor:
     with torch.no_grad():
         return base.model(input_ids=IDS).logits  # type: ignore[operator]
-
-
-def noise(adapter: Adapter) -> dict[str, np.ndarray]:
-    rng = np.random.default_rng(0)
-    return {n: (0.3 * rng.standard_normal(s)).astype(np.float32) for n, s in adapter.layout.items()}
 
 
 def framed(base: BaseModel, plan: AdapterPlan = PLAN) -> Frames:
@@ -48,7 +44,7 @@ def test_mixture_equals_summed_p_and_q(
     alphas = [1.0, *([1.0, 1.0] if weights is None else weights.tolist())]
     with ExpertPQ(base, PLAN, framed(base), EXPERTS) as adapter:
         bare = logits(base)
-        state = noise(adapter)
+        state = random_tensors(adapter.layout, scale=0.3)
         adapter.load(state)
         adapter.select((3, 2), weights)
         mixed, lora = logits(base), adapter.as_lora()

@@ -12,7 +12,6 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from client_agent.adapters.base import Adapter
 from client_agent.adapters.inject import inject_lora
 from client_agent.adapters.layers import LoraLinear
 from client_agent.adapters.peft_export import checkpoint_in_place, write_checkpoint
@@ -24,15 +23,11 @@ from schemas.maths.factors import Factors
 from schemas.messages.federations import AdapterPlan, TrainingPlan
 from tests.client_agent.model.architecture_table import logits_of
 from tests.scene.local_training import train_examples
+from tests.scene.tensors import random_tensors
 
 RS = AdapterPlan(kind="lora", rank=9, scale=0.5, roles=("q", "v", "down"), rslora=True)
 SAME = AdapterPlan(kind="lora", rank=9, scale=1.5, roles=("q", "v", "down"))  # 0.5 sqrt(9)
 DROPOUT = AdapterPlan(kind="lora", rank=4, roles=("q", "down"), dropout=0.25)
-
-
-def fill(adapter: Adapter) -> None:
-    rng = np.random.default_rng(0)
-    adapter.load({n: 0.3 * rng.standard_normal(s).astype(np.float32) for n, s in adapter.layout.items()})
 
 
 def base_delta(base: BaseModel) -> dict[str, Factors]:
@@ -48,7 +43,7 @@ def test_rslora_is_scale_times_root_of_rank(tiny: Callable[..., BaseModel], mode
     results = []
     for plan in (RS, SAME):
         with inject_lora(base, plan) as adapter:
-            fill(adapter)
+            adapter.load(random_tensors(adapter.layout, scale=0.3))
             adapter.load_base_delta(base_delta(base))  # what FedEx-LoRA and FLoRA add
             results.append((logits_of(base), adapter.as_lora()))
     (with_root, first), (with_scale, second) = results
@@ -67,7 +62,7 @@ def test_rslora_equals_public_peft(tiny: Callable[..., BaseModel]) -> None:
     )
     inject_adapter_in_model(config, public.model)
     with inject_lora(base, RS) as adapter:
-        fill(adapter)
+        adapter.load(random_tensors(adapter.layout, scale=0.3))
         for name, values in adapter.state().items():
             module, _, factor = name.rpartition(".")
             layer, role = module[1:].split(".")
@@ -83,7 +78,7 @@ def test_export_includes_rslora_factor_without_options(
 ) -> None:
     base = tiny()
     with inject_lora(base, RS.model_copy(update={"dropout": 0.5})) as adapter:
-        fill(adapter)
+        adapter.load(random_tensors(adapter.layout, scale=0.3))
         expected = logits_of(base)
         write_checkpoint(tmp_path, adapter.as_lora(), base, saved_model())
     with checkpoint_in_place(base, tmp_path):
@@ -110,7 +105,7 @@ def test_dropout_follows_from_seed_and_round(tiny: Callable[..., BaseModel], exa
     def losses(plan: AdapterPlan, round_number: int = 1) -> list[float]:
         training = TrainingPlan(steps=3, batch_size=4, max_length=64, learning_rate=0.02)
         with inject_lora(base, plan) as adapter:
-            fill(adapter)
+            adapter.load(random_tensors(adapter.layout, scale=0.3))
             return train_examples(
                 base, adapter, examples[:4], training, seed=0, round_number=round_number
             ).losses

@@ -17,6 +17,7 @@ from client_agent.rounds.strategy import load_strategy
 from schemas.maths.adapter import factor_of
 from schemas.messages.federations import AdapterPlan, TrainingPlan
 from tests.scene.local_training import train_examples
+from tests.scene.tensors import zero_tensors
 
 PLAN = AdapterPlan(kind="lora", rank=4, roles=("q", "down"))
 TRAINING = TrainingPlan(steps=2, batch_size=4, max_length=64)
@@ -27,10 +28,6 @@ STAYS = {"A": "B", "B": "A"}
 def injected(base: BaseModel, name: str) -> Adapter:
     strategy = load_strategy(name)
     return PartialLora(inject_lora(base, PLAN, seed=3), strategy.options.travels, strategy.trains)
-
-
-def zeros(adapter: Adapter) -> dict[str, np.ndarray]:
-    return {name: np.zeros(shape, np.float32) for name, shape in adapter.layout.items()}
 
 
 def trained(base: BaseModel, adapter: Adapter, examples: list[Example]) -> None:
@@ -46,7 +43,7 @@ def test_one_factor_travels_and_other_is_private(
     with inject_lora(base, PLAN, seed=3) as whole:
         everything = whole.layout
     with injected(base, name) as adapter:
-        adapter.load(zeros(adapter))
+        adapter.load(zero_tensors(adapter.layout))
         trained(base, adapter, examples)
         assert adapter.layout == {n: s for n, s in everything.items() if factor_of(n) == SENT[name]}
         assert list(adapter.state()) == list(adapter.layout)
@@ -65,7 +62,7 @@ def test_ffa_lora_never_moves_a(tiny: Callable[..., BaseModel], examples: list[E
     with inject_lora(base, PLAN, seed=3) as whole:
         start = whole.state()
     with injected(base, "ffa_lora") as adapter:
-        adapter.load(zeros(adapter))
+        adapter.load(zero_tensors(adapter.layout))
         trained(base, adapter, examples)
         assert {factor_of(name) for name in adapter.named_parameters()} == {"B"}
         for name, values in adapter.private_state().items():
@@ -75,7 +72,7 @@ def test_ffa_lora_never_moves_a(tiny: Callable[..., BaseModel], examples: list[E
 def test_fedsa_lora_keeps_b_when_a_is_served(tiny: Callable[..., BaseModel], examples: list[Example]) -> None:
     base = tiny()
     with injected(base, "fedsa_lora") as adapter:
-        adapter.load(zeros(adapter))
+        adapter.load(zero_tensors(adapter.layout))
         assert not any(values.any() for values in adapter.private_state().values())  # a joiner's B
         trained(base, adapter, examples)
         private = adapter.private_state()

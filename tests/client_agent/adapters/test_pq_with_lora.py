@@ -19,6 +19,7 @@ from client_agent.model.tokens import collate, encode, pad_id
 from schemas.maths.adapter import block_modules, lora_layout, pq_layout
 from schemas.messages.federations import ALL_ROLES, AdapterPlan, TrainingPlan
 from tests.scene.local_training import train_examples
+from tests.scene.tensors import random_tensors, zero_tensors
 
 BOTH = AdapterPlan(rank=8, blocks=2, scale=1.5, same_architecture_rank=3, private_rank=2)
 SHARED = BOTH.model_copy(update={"private_rank": 0})
@@ -28,11 +29,6 @@ each_plan = pytest.mark.parametrize("plan", [BOTH, SHARED, PRIVATE], ids=["both"
 
 def injected(base: BaseModel, plan: AdapterPlan = BOTH, *, gated: bool = False) -> Adapter:
     return inject_pq(base, plan, random_frames(base, plan, 0), gated=gated)
-
-
-def noise(like: dict[str, np.ndarray], seed: int = 0) -> dict[str, np.ndarray]:
-    rng = np.random.default_rng(seed)
-    return {name: 0.2 * rng.standard_normal(v.shape).astype(np.float32) for name, v in like.items()}
 
 
 def logits_of(base: BaseModel) -> torch.Tensor:
@@ -66,8 +62,8 @@ def test_adapter_starts_silent_and_leaves_the_model_bare(
     before, modules, attributes = logits_of(base), dict(base.model.named_modules()), set(vars(base.model))
     with injected(base, plan) as adapter:
         torch.testing.assert_close(logits_of(base), before, rtol=0, atol=1e-6)
-        adapter.load(noise(adapter.state()))
-        adapter.load_private(noise(adapter.private_state(), 1))
+        adapter.load(random_tensors(adapter.state(), scale=0.2))
+        adapter.load_private(random_tensors(adapter.private_state(), 1, 0.2))
         assert not torch.allclose(logits_of(base), before, atol=1e-2)
     adapter.remove()
     assert torch.equal(logits_of(base), before)
@@ -81,7 +77,10 @@ def test_output_is_sum_of_shared_private_and_pq(tiny: Callable[..., BaseModel]) 
     base = tiny()
     frames = random_frames(base, BOTH, 0)
     with injected(base) as adapter:
-        state, private = noise(adapter.state()), noise(adapter.private_state(), 1)
+        state, private = (
+            random_tensors(adapter.state(), scale=0.2),
+            random_tensors(adapter.private_state(), 1, 0.2),
+        )
         adapter.load(state)
         adapter.load_private(private)
         layer = base.parts.linear(base.model, 3, "down")
@@ -104,7 +103,10 @@ def test_output_is_sum_of_shared_private_and_pq(tiny: Callable[..., BaseModel]) 
 @each_plan
 def test_loaded_states_are_read_back_in_any_order(tiny: Callable[..., BaseModel], plan: AdapterPlan) -> None:
     with injected(tiny(), plan) as adapter:
-        state, private = noise(adapter.state()), noise(adapter.private_state(), 1)
+        state, private = (
+            random_tensors(adapter.state(), scale=0.2),
+            random_tensors(adapter.private_state(), 1, 0.2),
+        )
         for steps in ((adapter.load, adapter.load_private), (adapter.load_private, adapter.load)):
             for step in steps:
                 step(state if step == adapter.load else private)
@@ -121,7 +123,7 @@ def test_unfit_tensors_are_refused_and_change_nothing(tiny: Callable[..., BaseMo
             (adapter.load, adapter.state),
             (adapter.load_private, adapter.private_state),
         ):
-            stored = noise(read())
+            stored = random_tensors(read(), scale=0.2)
             load(stored)
             first, *remaining = stored
             for wrong in (
@@ -141,9 +143,9 @@ def test_zero_shared_ranks_start_with_drawn_a(
     """A newcomer of a base model that nobody else has gets P, Q from others and zeros for its LoRA."""
     with injected(tiny()) as adapter:
         start = adapter.state()
-        private = noise(adapter.private_state())
+        private = random_tensors(adapter.private_state(), scale=0.2)
         adapter.load_private(private)
-        adapter.load({name: np.zeros(shape, np.float32) for name, shape in adapter.layout.items()})
+        adapter.load(zero_tensors(adapter.layout))
         for name, values in adapter.state().items():
             np.testing.assert_array_equal(values, start[name])
             assert values.any() == name.endswith(".A")
@@ -200,8 +202,8 @@ def test_all_tensors_train_without_selected_modules(
 def test_gates_work_with_private_but_not_shared_ranks(tiny: Callable[..., BaseModel]) -> None:
     base = tiny()
     with injected(base, PRIVATE, gated=True) as adapter:
-        served = noise(adapter.state(), 1)
-        adapter.load(noise(adapter.state()))
+        served = random_tensors(adapter.state(), 1, 0.2)
+        adapter.load(random_tensors(adapter.state(), scale=0.2))
         adapter.load_global(served)
         private = adapter.private_state()
         assert {"b0.q.gate", "private.l0.q.A"} <= private.keys()
@@ -226,8 +228,8 @@ def test_model_is_bare_after_unfit_frames(tiny: Callable[..., BaseModel]) -> Non
 def test_adapter_as_one_lora_has_summed_rank(each_architecture: BaseModel) -> None:
     base = each_architecture
     with injected(base) as adapter:
-        adapter.load(noise(adapter.state()))
-        adapter.load_private(noise(adapter.private_state(), 1))
+        adapter.load(random_tensors(adapter.state(), scale=0.2))
+        adapter.load_private(random_tensors(adapter.private_state(), 1, 0.2))
         factors = adapter.as_lora()
     for layer in range(base.layers):
         for role in base.shapes:

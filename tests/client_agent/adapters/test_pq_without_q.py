@@ -20,7 +20,8 @@ from client_agent.adapters.provenance import origin_of, require_same
 from client_agent.errors import LayoutMismatch, ProvenanceMismatch
 from client_agent.model.loading import BaseModel, load_base_model
 from schemas.messages.federations import AdapterPlan
-from tests.client_agent.adapters.test_adapters import logits_of, noise_for
+from tests.client_agent.adapters.test_adapters import logits_of
+from tests.scene.tensors import random_tensors, zero_tensors
 
 WITH_Q = AdapterPlan(rank=4, blocks=2, scale=1.5)
 WITHOUT_Q = WITH_Q.model_copy(update={"bias": False})
@@ -39,7 +40,7 @@ def test_adapter_without_q_equals_zero_q(
     base = tiny(architecture)
     logits = []
     with injected(base, WITHOUT_Q, gated=gated) as adapter:
-        state = noise_for(adapter)
+        state = random_tensors(adapter.layout)
         adapter.load(state)
         if gated:
             adapter.load_global({name: -2 * values for name, values in state.items()})
@@ -49,7 +50,7 @@ def test_adapter_without_q_equals_zero_q(
         assert all(lora.bias is None for lora in adapter.as_lora().values())
         logits.append(logits_of(base))
     with injected(base, WITH_Q) as adapter:
-        zeros = {name: np.zeros(shape, np.float32) for name, shape in adapter.layout.items()}
+        zeros = zero_tensors(adapter.layout)
         adapter.load(zeros | merged)
         logits.append(logits_of(base))
     torch.testing.assert_close(*logits)
@@ -61,7 +62,7 @@ def test_all_tensors_train_beside_lora(tiny: Callable[..., BaseModel]) -> None:
         trained = {id(p) for group in adapter.parameter_groups(0.1) for p in group["params"]}
         assert trained == {id(parameter) for parameter in adapter.named_parameters().values()}
         assert {name.rpartition(".")[2] for name in adapter.layout} == {"A", "B", "P"}
-        state = noise_for(adapter)
+        state = random_tensors(adapter.layout)
         adapter.load(state)
         for name, values in adapter.state().items():
             np.testing.assert_array_equal(values, state[name])
@@ -91,7 +92,7 @@ def test_export_has_no_bias_and_merges(saved_model: Callable[..., str], tmp_path
     base = load_base_model(source, device=torch.device("cpu"))
     ids = torch.tensor([[1, 5, 9, 14, 7, 22]])
     with injected(base, WITHOUT_Q.model_copy(update=BESIDE_LORA)) as adapter, torch.no_grad():
-        adapter.load(noise_for(adapter))
+        adapter.load(random_tensors(adapter.layout))
         write_checkpoint(tmp_path, adapter.as_lora(), base, source)
         expected = base.model(input_ids=ids).logits  # type: ignore[operator]
     assert json.loads((tmp_path / CONFIG).read_bytes())["lora_bias"] is False

@@ -16,6 +16,7 @@ from client_agent.model.loading import BaseModel
 from client_agent.strategies.het_lora import Pruning
 from schemas.messages.federations import AdapterPlan, TrainingPlan
 from tests.scene.local_training import train_examples
+from tests.scene.tensors import random_tensors
 
 PLAN = AdapterPlan(kind="lora", rank=4, roles=("q", "down"))
 PRUNING = Pruning(least=1, decay=0.6, strength=0.0)  # 4 -> 2
@@ -31,8 +32,7 @@ State = dict[str, np.ndarray]
 @pytest.fixture
 def adapter(tiny: Callable[..., BaseModel]) -> Iterator[Adapter]:
     with inject_lora(tiny(), PLAN) as adapter:
-        rng = np.random.default_rng(0)
-        adapter.load({n: 0.2 * rng.standard_normal(s).astype(np.float32) for n, s in adapter.layout.items()})
+        adapter.load(random_tensors(adapter.layout, scale=0.2))
         yield adapter
 
 
@@ -78,10 +78,7 @@ def test_penalty_draws_the_last_ranks_towards_zero(
     for strength in (0.0, 100.0):
         base = tiny()
         with inject_lora(base, PLAN) as adapter:
-            rng = np.random.default_rng(0)
-            adapter.load(
-                {n: 0.2 * rng.standard_normal(s).astype(np.float32) for n, s in adapter.layout.items()}
-            )
+            adapter.load(random_tensors(adapter.layout, scale=0.2))
             pruner = pruner_of(adapter, Pruning(least=1, decay=0.6, strength=strength))
             plan = TrainingPlan(steps=4, batch_size=4, max_length=64)
             train_examples(base, adapter, examples, plan, seed=0, round_number=1, penalty=pruner.penalty)

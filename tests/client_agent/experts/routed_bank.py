@@ -18,12 +18,6 @@ EXPERTS = (0, 1, 2, 5)
 IDS = torch.tensor([[1, 5, 9, 14, 7, 22], [1, 8, 30, 6, 11, 2]])
 
 
-def noise(adapter: RoutedExperts, seed: int = 0) -> dict[str, np.ndarray]:
-    """Return a bank of which no two experts are alike."""
-    rng = np.random.default_rng(seed)
-    return {n: (0.3 * rng.standard_normal(s)).astype(np.float32) for n, s in adapter.layout.items()}
-
-
 def logits(base: BaseModel, ids: torch.Tensor = IDS) -> torch.Tensor:
     with torch.no_grad():
         return base.model(input_ids=ids).logits  # type: ignore[operator]

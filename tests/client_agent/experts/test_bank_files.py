@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
-import numpy as np
 import pytest
 
 from client_agent.errors import AdapterUnreadable, DownloadDamaged
@@ -25,16 +24,16 @@ from schemas.messages.experts import ExpertManifest
 from schemas.messages.updates import BankIndex, ExpertReference, WeightsManifest
 from schemas.wire.digests import digest_of
 from schemas.wire.envelope import pack
+from tests.scene.tensors import filled_tensors
 
 LAYOUT = {"l0.q.A": (1, 2), "l0.q.B": (2, 1)}
 
 
-def tensors(fill: float) -> dict[str, np.ndarray]:
-    return {name: np.full(shape, fill, np.float32) for name, shape in LAYOUT.items()}
-
-
 def expert_body(expert: int, revision: int, fill: float) -> bytes:
-    return pack(tensors(fill), ExpertManifest(federation="fed", recipe={}, round=revision, expert=expert))
+    return pack(
+        filled_tensors(LAYOUT, fill),
+        ExpertManifest(federation="fed", recipe={}, round=revision, expert=expert),
+    )
 
 
 @dataclass
@@ -74,7 +73,7 @@ class Client:
         manifest = WeightsManifest(
             federation="fed", recipe={}, round=number, client="c", pack=None, bank=BankIndex(experts=entries)
         )
-        weights, folder = pack(tensors(0.5), manifest), self.rounds.open(number)
+        weights, folder = pack(filled_tensors(LAYOUT, 0.5), manifest), self.rounds.open(number)
         download_bank(cast("Session", self), self.rounds, folder, weights, LAYOUT)
         folder.write(WEIGHTS, weights)
         return folder
@@ -165,6 +164,6 @@ def test_expert_of_an_unsigned_digest_is_refused(client: Client) -> None:
 def test_weights_without_a_bank_are_refused(client: Client) -> None:
     manifest = WeightsManifest(federation="fed", recipe={}, round=1, client="c", pack=None)
     with pytest.raises(AdapterUnreadable, match="name no bank"):
-        index_of_body(pack(tensors(0.0), manifest), LAYOUT)
+        index_of_body(pack(filled_tensors(LAYOUT, 0.0), manifest), LAYOUT)
     with pytest.raises(AdapterUnreadable):
         bank_state(client.home, b"damaged", BankIndex(experts=[]), LAYOUT)

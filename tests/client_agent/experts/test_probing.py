@@ -17,6 +17,7 @@ from client_agent.model.loading import BaseModel
 from client_agent.training.data import MIN_PROBE, SiloData, with_probe
 from client_agent.training.evaluate import mean_loss
 from schemas.messages.federations import AdapterPlan
+from tests.scene.tensors import random_tensors
 
 PLAN = AdapterPlan(kind="lora", rank=2, roles=("q", "down"), dropout=0.3)
 
@@ -66,11 +67,6 @@ def test_small_silo_has_no_probe() -> None:
     assert with_probe(SiloData((), (), ()), 64).probe == ()
 
 
-def noisy(adapter: ExpertLora, seed: int = 0) -> dict[str, np.ndarray]:
-    rng = np.random.default_rng(seed)
-    return {n: (0.3 * rng.standard_normal(s)).astype(np.float32) for n, s in adapter.layout.items()}
-
-
 def test_equal_experts_have_equal_losses(tiny: Callable[..., BaseModel], examples: list[Example]) -> None:
     """The reference probed candidates on consecutive batches, so that r was the batches' noise (defect 2)."""
     base = tiny()
@@ -89,7 +85,7 @@ def test_losses_are_of_the_function_that_is_trained(
     base = tiny()
     texts = probe_texts(base, examples, 16, 64)
     with ExpertLora(base, PLAN, (0, 1, 2), seed=0) as adapter:
-        adapter.load(noisy(adapter))
+        adapter.load(random_tensors(adapter.layout, scale=0.3))
         adapter.select((2,))
         base.model.train()  # type: ignore[operator]
         losses = Prober(base, texts, {}).losses(adapter)
@@ -116,7 +112,7 @@ def test_choice_and_scores_copy_no_expert(
         pytest.fail("the bank was copied")
 
     with ExpertLora(base, PLAN, (0, 1, 2), seed=0) as adapter:
-        adapter.load(noisy(adapter))
+        adapter.load(random_tensors(adapter.layout, scale=0.3))
         before = places()
         monkeypatch.setattr(ExpertLora, "load", refused)
         monkeypatch.setattr(torch.nn.Module, "to", refused)
@@ -142,7 +138,7 @@ def test_pair_of_revisions_is_scored_once(
     monkeypatch.setattr("client_agent.experts.probe_set.mean_loss", counted)
     stored: dict[str, float] = {}
     with ExpertLora(base, PLAN, (0, 1, 2), seed=0) as adapter:
-        state = noisy(adapter)
+        state = random_tensors(adapter.layout, scale=0.3)
         adapter.load(state)
         first = Prober(base, texts, stored).losses(adapter)
         assert Prober(base, texts, stored).losses(adapter) == first
@@ -162,7 +158,7 @@ def test_broken_specialist_is_unchosen_and_broken_shared_fails(
     base = tiny()
     prober = Prober(base, probe_texts(base, examples, 8, 64), {})
     with ExpertLora(base, PLAN, (0, 1, 2), seed=0) as adapter:
-        state = noisy(adapter)
+        state = random_tensors(adapter.layout, scale=0.3)
         adapter.load({**state, "x1.l0.q.B": np.full_like(state["x1.l0.q.B"], np.nan)})
         r = responsibilities(prober.losses(adapter).specialists)
         assert r == {1: 0.0, 2: 1.0}

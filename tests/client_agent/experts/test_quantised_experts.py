@@ -28,11 +28,11 @@ from tests.client_agent.experts.routed_bank import (
     SOFT,
     TRAINING,
     logits,
-    noise,
     with_router,
 )
 from tests.client_agent.export.artefacts import FACTS, SCORING, Source, artefact, write_no_card
 from tests.scene.local_training import train_examples
+from tests.scene.tensors import random_tensors
 
 pytestmark = pytest.mark.slow
 
@@ -57,7 +57,7 @@ def load(saved_model: Callable[..., str]) -> Load:
 def routed(base: BaseModel, size: float = 0.5) -> RoutedExperts:
     """Wrap a model in a bank whose experts and router have learnt something."""
     adapter = inject_experts(base, PLAN, {}, EXPERTS, SOFT, seed=0)
-    adapter.load({name: size * values for name, values in noise(adapter).items()})
+    adapter.load({name: size * values for name, values in random_tensors(adapter.layout, scale=0.3).items()})
     with_router(adapter)
     return adapter
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
@@ -16,7 +15,8 @@ from client_agent.experts.probe_set import Prober, probe_texts
 from client_agent.experts.routed_experts import inject_experts
 from client_agent.model.examples import Example
 from client_agent.model.loading import BaseModel
-from tests.client_agent.experts.routed_bank import EXPERTS, HARD, PLAN, SOFT, logits, noise
+from tests.client_agent.experts.routed_bank import EXPERTS, HARD, PLAN, SOFT, logits
+from tests.scene.tensors import random_tensors, zero_tensors
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def test_best_specialist_acts_at_weight_one(
 ) -> None:
     with inject_experts(base, PLAN, {}, EXPERTS, HARD, seed=0) as adapter:
         adapter.probe_with(prober(base, examples, memory), memory)
-        adapter.load(noise(adapter))
+        adapter.load(random_tensors(adapter.layout, scale=0.3))
         losses = prober(base, examples, memory).losses(adapter.bank).specialists
         best = min(losses, key=losses.__getitem__)
         assert adapter.chosen == (best,)
@@ -56,7 +56,7 @@ def test_choices_and_losses_survive_a_restart(
 ) -> None:
     with inject_experts(base, PLAN, {}, EXPERTS, HARD, seed=0) as adapter:
         adapter.probe_with(prober(base, examples, memory), memory)
-        adapter.load(noise(adapter))
+        adapter.load(random_tensors(adapter.layout, scale=0.3))
         planned = adapter.begin_round(1, 6, 4)
         assert [turn.steps for turn in planned] == [2, 2]
         adapter.end_round()
@@ -69,7 +69,7 @@ def test_choices_and_losses_survive_a_restart(
     assert choice.local == pytest.approx(min(again.losses.values()))
     with inject_experts(base, PLAN, {}, EXPERTS, HARD, seed=0) as adapter:
         adapter.probe_with(prober(base, examples, again), again)
-        adapter.load(noise(adapter))
+        adapter.load(random_tensors(adapter.layout, scale=0.3))
         assert adapter.begin_round(1, 6, 4) == planned
     (tmp_path / "experts.json").write_text("{")
     assert ExpertMemory(tmp_path / "experts.json").secret != memory.secret
@@ -81,7 +81,7 @@ def test_clients_reject_worse_bank_after_exploration_only(
     probing = prober(base, examples, memory)
     with inject_experts(base, PLAN, {}, EXPERTS, HARD, seed=0) as adapter:
         adapter.probe_with(probing, memory)
-        adapter.load({name: np.zeros(shape, np.float32) for name, shape in adapter.layout.items()})
+        adapter.load(zero_tensors(adapter.layout))
         adapter.begin_round(1, 6, 4)
         adapter.end_round()
         loss = memory.rounds[1].local
@@ -104,7 +104,7 @@ def test_rejecting_client_trains_the_newborn_for_a_round(
     memory.record(3, choice)
     with inject_experts(base, PLAN, {}, EXPERTS, HARD, seed=0) as adapter:
         adapter.probe_with(prober(base, examples, memory), memory)
-        adapter.load(noise(adapter))
+        adapter.load(random_tensors(adapter.layout, scale=0.3))
         for _ in range(2):  # the same after a restart
             (turn,) = adapter.begin_round(4, 6, 4)
             assert turn.specialists == memory.rounds[4].trained == (5,)
@@ -119,7 +119,7 @@ def test_restarted_bank_is_explored_again(
 ) -> None:
     with inject_experts(base, PLAN, {}, EXPERTS, HARD, seed=0) as adapter:
         adapter.probe_with(prober(base, examples, memory), memory)
-        adapter.load(noise(adapter))
+        adapter.load(random_tensors(adapter.layout, scale=0.3))
         exploring = {}
         for adapter.since, number in ((0, 5), (4, 5), (4, 6), (4, 7)):
             adapter.begin_round(number, 12, 4)
@@ -130,7 +130,7 @@ def test_restarted_bank_is_explored_again(
 def test_client_without_a_probe_set_never_rejects(base: BaseModel, memory: ExpertMemory) -> None:
     with inject_experts(base, PLAN, {}, EXPERTS, HARD, seed=0) as adapter:
         adapter.probe_with(None, memory)
-        adapter.load(noise(adapter))
+        adapter.load(random_tensors(adapter.layout, scale=0.3))
         assert set(adapter.responsibilities.values()) == {1 / 3}
         for number in (1, 2, 3, 4):
             (first, *_) = adapter.begin_round(number, 4, 4)

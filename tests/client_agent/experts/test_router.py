@@ -20,10 +20,10 @@ from tests.client_agent.experts.routed_bank import (
     SOFT,
     TRAINING,
     logits,
-    noise,
     with_router,
 )
 from tests.scene.local_training import train_examples
+from tests.scene.tensors import random_tensors
 
 
 def test_router_weighs_tokens_by_base_hidden_state(base: BaseModel) -> None:
@@ -31,7 +31,7 @@ def test_router_weighs_tokens_by_base_hidden_state(base: BaseModel) -> None:
         decoder = base.model.get_submodule(base.parts.decoder)
         hidden = decoder(input_ids=IDS, use_cache=False).last_hidden_state
     with inject_experts(base, PLAN, {}, EXPERTS, SOFT, seed=0) as adapter:
-        adapter.load(noise(adapter))
+        adapter.load(random_tensors(adapter.layout, scale=0.3))
         with_router(adapter)
         routed = logits(base)
         private = adapter.private_state()
@@ -49,7 +49,7 @@ def test_router_weighs_tokens_by_base_hidden_state(base: BaseModel) -> None:
 
 def test_newborn_router_has_the_responsibilities_as_weights(base: BaseModel) -> None:
     with inject_experts(base, PLAN, {}, EXPERTS, SOFT, seed=0) as adapter:
-        adapter.load(noise(adapter))
+        adapter.load(random_tensors(adapter.layout, scale=0.3))
         adapter.responsibilities = {1: 0.6, 2: 0.2, 5: 0.2}
         adapter.choose((1, 2))
         routed = logits(base)
@@ -82,7 +82,7 @@ def test_consistency_trains_router_alike_under_gradient_checkpointing(
         steps = plan.model_copy(update={"gradient_checkpointing": checkpointing})
         read.clear()
         with inject_experts(base, PLAN, {}, EXPERTS, routing, seed=0) as adapter:
-            adapter.load(noise(adapter))
+            adapter.load(random_tensors(adapter.layout, scale=0.3))
             with_router(adapter)
             before = adapter.private_state()
             penalty = adapter.penalty(examples, 64, 1)
@@ -117,7 +117,7 @@ def test_consistency_is_a_kl_with_a_gradient(base: BaseModel) -> None:
 def test_generation_with_a_cache_routes_as_without(base: BaseModel) -> None:
     """A token is weighed by its context, which a single pass over the newest token would not have."""
     with inject_experts(base, PLAN, {}, EXPERTS, SOFT, seed=0) as adapter:
-        adapter.load(noise(adapter))
+        adapter.load(random_tensors(adapter.layout, scale=0.3))
         with_router(adapter)
         answers = [
             base.model.generate(  # type: ignore[operator]

@@ -29,6 +29,7 @@ from schemas.messages.federations import AdapterPlan
 from schemas.strategies.fed_vemoe import FedVemoeOptions
 from tests.client_agent.export.artefacts import FACTS, SCORING, Source, artefact, write_no_card
 from tests.scene.agent_processes import MODELS
+from tests.scene.tensors import random_tensors
 
 SOFT = FedVemoeOptions(top_m=3, gamma=0.7)
 EXPERTS = (0, 1, 2, 5)
@@ -64,10 +65,7 @@ def test_experts_with_p_are_exported_except_with_q(
 ) -> None:
     base, plan = tiny(), AdapterPlan(rank=4, blocks=2, bias=bias)
     with inject_experts(base, plan, random_frames(base, plan, 0), EXPERTS, SOFT, seed=0) as adapter:
-        rng = np.random.default_rng(0)
-        adapter.load(
-            {n: (0.2 * rng.standard_normal(s)).astype(np.float32) for n, s in adapter.layout.items()}
-        )
+        adapter.load(random_tensors(adapter.layout, scale=0.2))
         rows = {n: v + np.float32(0.3) for n, v in adapter.private_state().items() if n.startswith("router.")}
         adapter.load_private(rows | {"router.x1.u": -rows["router.x1.u"]})
         ours = logits(base.model)

@@ -39,7 +39,7 @@ from coordinator.db.backup import copy
 from schemas.identity.documents import hash_of
 from schemas.messages.rounds import RoundBrief
 from tests.scene.agents import alone_plan, limited_sleep, next_brief
-from tests.scene.coordinator import Served
+from tests.scene.coordinator import Served, coordinator_fixture
 
 pytestmark = pytest.mark.slow
 Serve, Enrolled = Callable[..., Served], Callable[..., Participant]
@@ -95,9 +95,7 @@ class Scene:
         return next(f for f in rounds.newest_first() if f.has(TRAINED)).read(TRAINED)
 
 
-@pytest.fixture
-def served(serve: Serve, fresh_database: Callable[[str], str]) -> Served:
-    return serve(fresh_database("sqlite"), tick_seconds=0.05, retry_seconds=0.05)
+served = coordinator_fixture("sqlite", tick_seconds=0.05, retry_seconds=0.05)
 
 
 @pytest.fixture

@@ -27,6 +27,7 @@ from schemas.maths.adapter import block_modules, lora_layout, pq_layout
 from schemas.messages.alignment import Anchor
 from schemas.messages.federations import AdapterPlan, Role, SignaturePlan, TrainingPlan
 from tests.scene.local_training import train_examples
+from tests.scene.tensors import random_tensors
 
 PLAN = AdapterPlan(rank=8, blocks=2, scale=1.5)
 FUSED = ("phi3", "gpt_neox", "gpt2")
@@ -38,7 +39,7 @@ def make_pq(base: BaseModel) -> Adapter:
 
 def make_gated(base: BaseModel) -> Adapter:
     adapter = inject_pq(base, PLAN, random_frames(base, PLAN, 0), gated=True)
-    adapter.load_global(noise_for(adapter, 1))
+    adapter.load_global(random_tensors(adapter.layout, 1, 0.3))
     return adapter
 
 
@@ -47,11 +48,6 @@ def make_lora(base: BaseModel) -> Adapter:
 
 
 KINDS = pytest.mark.parametrize("make", [make_pq, make_gated, make_lora])
-
-
-def noise_for(adapter: Adapter, seed: int = 0) -> dict[str, np.ndarray]:
-    rng = np.random.default_rng(seed)
-    return {n: 0.3 * rng.standard_normal(shape).astype(np.float32) for n, shape in adapter.layout.items()}
 
 
 def batch_for(base: BaseModel, examples: list[Example]) -> Batch:
@@ -185,7 +181,7 @@ def test_as_lora_computes_the_same_function(
     batch = batch_for(base, examples)
     bare = logits_of(base, batch)
     with make(base) as adapter:
-        adapter.load(noise_for(adapter))
+        adapter.load(random_tensors(adapter.layout, scale=0.3))
         adapted, factors = logits_of(base, batch), adapter.as_lora()
     for path, lora in factors.items():
         d_out, d_in = linear_shape(base.model.get_submodule(path))
@@ -208,7 +204,7 @@ def test_role_of_a_fused_layer_changes_its_outputs(
     bare = base.parts.linear(base.model, 1, "k")(x)
     with make(base) as adapter:
         adapter.load_private({n: np.float32(-50) * np.ones((), np.float32) for n in adapter.private_state()})
-        noise = noise_for(adapter)
+        noise = random_tensors(adapter.layout, scale=0.3)
         start = {name: values for name, values in adapter.state().items() if name.endswith(".A")}
         zeros = {name: np.zeros_like(values) for name, values in noise.items()}
         role_outputs = {name: values for name, values in noise.items() if name.split(".")[1] == "k"}

@@ -28,6 +28,7 @@ from client_agent.training.checkpoint import TrainingCheckpoint
 from client_agent.training.evaluate import mean_loss
 from schemas.messages.federations import AdapterPlan, TrainingPlan
 from tests.scene.local_training import train_examples
+from tests.scene.tensors import filled_tensors
 
 LAST_TWO = AdapterPlan(kind="lora", rank=4, layers=2)
 PLAN = TrainingPlan(steps=6, batch_size=4, max_length=64, learning_rate=0.02)
@@ -59,11 +60,11 @@ def test_hidden_states_equal_those_of_all_layers(
     base = tiny(model_type)
     batch = collate(encode_for(base, examples[:6], 64), pad=pad_id(base.tokenizer))
     with inject_lora(base, LAST_TWO) as adapter, torch.no_grad():
-        adapter.load({n: np.full(s, 0.05, np.float32) for n, s in adapter.layout.items()})
+        adapter.load(filled_tensors(adapter.layout, 0.05))
         whole = hidden_states(base, batch)
     base.prefix.store = PrefixStore(tmp_path, ROOM)
     with inject_lora(base, LAST_TWO) as adapter, torch.no_grad():
-        adapter.load({n: np.full(s, 0.05, np.float32) for n, s in adapter.layout.items()})
+        adapter.load(filled_tensors(adapter.layout, 0.05))
         assert base.prefix.first == 2
         computed, stored = hidden_states(base, batch), hidden_states(base, batch)
         with calls_of_the_lowest_layer(base) as texts:
@@ -135,7 +136,7 @@ def test_adapter_below_the_prefix_is_computed(
         bare = hidden_states(base, batch)
     with LoraAdapter(base, AdapterPlan(kind="lora", rank=4), seed=0) as adapter, torch.no_grad():
         assert base.prefix.first == 2  # as the last plan left it
-        adapter.load({n: np.full(s, 0.05, np.float32) for n, s in adapter.layout.items()})
+        adapter.load(filled_tensors(adapter.layout, 0.05))
         assert not torch.allclose(hidden_states(base, batch), bare, atol=1e-3)
 
 

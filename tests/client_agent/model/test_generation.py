@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, cast
 
-import numpy as np
 import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
@@ -18,6 +17,7 @@ from client_agent.model.examples import Example, Turn, encode_example, encode_pr
 from client_agent.model.generation import AnswerStream, Decoding, completion
 from client_agent.model.loading import BaseModel
 from schemas.messages.federations import AdapterPlan
+from tests.scene.tensors import random_tensors
 from tests.scene.tiny_models import character_tokenizer
 
 TEMPLATE = (
@@ -60,9 +60,8 @@ def test_end_token_added_by_tokenizer_is_not_prompted() -> None:
 def test_greedy_answers_equal_those_of_public_generation(each_architecture: BaseModel) -> None:
     base = each_architecture
     model, tokenizer = cast(Any, base.model), cast(Any, base.tokenizer)
-    rng = np.random.default_rng(0)
     with inject_pq(base, PLAN, random_frames(base, PLAN, 0), gated=False) as adapter:
-        adapter.load({n: 0.3 * rng.standard_normal(s).astype(np.float32) for n, s in adapter.layout.items()})
+        adapter.load(random_tensors(adapter.layout, scale=0.3))
         lengths = set()
         for prompt in ("rev abc=", "k", "zz|9 <"):
             ids = encode_prompt(prompt, base.tokenizer, chat=False)

@@ -39,7 +39,6 @@ from tests.scene.agent_rounds import (
     SERVED,
     Killed,
     LoneSilo,
-    assert_same_bytes,
     layout_of,
     reference_of,
     stored_receipt,
@@ -50,6 +49,7 @@ from tests.scene.agent_rounds import (
 from tests.scene.agents import Enrolled
 from tests.scene.coordinator import Served
 from tests.scene.rounds import join, layout_for, put, update_body, wait_for
+from tests.scene.tensors import assert_same_bytes, zero_tensors
 
 
 @pytest.mark.parametrize("adapter", [PQ, LORA], ids=["pq", "lora"])
@@ -162,7 +162,7 @@ def test_update_after_abandoned_round_refers_to_last_counted(
 ) -> None:
     scene = LoneSilo(served, participant, rounds={"total": 9, "min_clients": 2, "quorum": 2})
     other = served.enrol(scene.federation_id, "other")
-    zeros = {name: np.zeros(shape, np.float32) for name, shape in layout_for(other).items()}
+    zeros = zero_tensors(layout_for(other))
     signature = np.eye(1, 256, dtype=np.float32)[0]
     base = join(other, 1)
     named = stored_receipt(scene.run_rounds()).digest

@@ -15,12 +15,9 @@ from client_agent.rounds.participant import Participant
 from client_agent.storage.round_folder import CLOSED
 from tests.client_agent.identity.test_backup_recovery import Scene
 from tests.scene.agents import limited_sleep
-from tests.scene.coordinator import Served
+from tests.scene.coordinator import Served, coordinator_fixture
 
-
-@pytest.fixture
-def served(serve: Callable[..., Served], fresh_database: Callable[[str], str]) -> Served:
-    return serve(fresh_database("sqlite"), tick_seconds=0.05, retry_seconds=0.05)
+served = coordinator_fixture("sqlite", tick_seconds=0.05, retry_seconds=0.05)
 
 
 @pytest.mark.slow

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from itertools import count
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from client_agent.adapters.inject import inject_lora
@@ -21,6 +20,7 @@ from client_agent.training.data import SiloData
 from client_agent.training.silo import Silo
 from schemas.messages.federations import AdapterPlan, TrainingPlan
 from tests.scene.local_training import train_one_round
+from tests.scene.tensors import filled_tensors
 
 PLAN = TrainingPlan(steps=5, batch_size=4, max_length=64, learning_rate=0.01)
 LORA = AdapterPlan(kind="lora", rank=4)
@@ -36,7 +36,7 @@ def trained(
 ) -> bytes:
     checkpoint = TrainingCheckpoint(folder / PARTIAL, 3600.0, belongs_to=served)
     with inject_lora(silo.base, adapter_plan) as adapter:
-        start = {name: np.full(shape, 0.01, np.float32) for name, shape in adapter.layout.items()}
+        start = filled_tensors(adapter.layout, 0.01)
         return train_one_round(
             silo, adapter, adapter_plan, PLAN, start=start, stop=stop, parts=parts, checkpoint=checkpoint
         ).to_bytes()

@@ -16,6 +16,7 @@ from schemas.messages.scores import LOSS, Score, Scores
 from schemas.secure_sum.counts import count_segments
 from schemas.secure_sum.encoding import CLIP_UNIT, dequantise, most
 from schemas.secure_sum.segments import segments_of
+from tests.scene.tensors import zero_tensors
 
 SHAPES = {"l0.q.A": (2, 6), "l0.q.B": (5, 2)}
 LAYOUT = in_order(SHAPES | {f"x{k}.{name}": shape for k in (1, 2) for name, shape in SHAPES.items()})
@@ -28,7 +29,7 @@ PLAN = FederationPlan.model_validate(
         "privacy": {"secure_sum": {"minimum": 5, "weigh_up_to": 100, "clip": 1.0}},
     }
 )
-SERVED = {name: np.zeros(shape, np.float32) for name, shape in LAYOUT.items()}
+SERVED = zero_tensors(LAYOUT)
 START = {name: from_start(name, SERVED.__getitem__, PLAN.training.seed, LAYOUT) for name in LAYOUT}
 
 

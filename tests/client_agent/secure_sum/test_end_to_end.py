@@ -37,6 +37,7 @@ from tests.scene.coordinator import Served
 from tests.scene.replica_processes import free_port
 from tests.scene.rounds import wait_for
 from tests.scene.secure_sums import shares_in
+from tests.scene.tensors import zero_tensors
 from tests.scene.thief import Thief, row_values, thief_at_every_commit
 
 AGENTS, LOST_BEFORE_MASKED, LOST_BEFORE_CONFIRM = 7, "silo-2", "silo-5"
@@ -126,7 +127,7 @@ def _check_exact(served: Served, agents: Agents, counted: list[Agent]) -> None:
     assert isinstance(brief, FinishedBrief)
     layout, wanted = counted[0].layout(), session.manifests.plan
     published = read_weights(session.api.weights(agents.federation_id, brief.round).body, layout)
-    zeros = {name: np.zeros(shape, np.float32) for name, shape in layout.items()}
+    zeros = zero_tensors(layout)
     start = {name: from_start(name, zeros.__getitem__, wanted.training.seed, layout) for name in layout}
     at = 0
     for segment in segments_of(wanted, layout):

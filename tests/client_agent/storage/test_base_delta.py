@@ -22,6 +22,7 @@ from schemas.maths.adapter import Layout, lora_layout
 from schemas.maths.factors import Factors
 from schemas.messages.updates import FoldedWeightsManifest
 from schemas.wire.envelope import pack
+from tests.scene.tensors import filled_tensors
 
 LAYOUT: Layout = lora_layout(1, {"q": (5, 6), "down": (4, 5)}, 2)
 
@@ -90,7 +91,7 @@ def test_round_stores_its_base_delta(tmp_path: Path) -> None:
 
 def test_weights_are_read_with_their_base_delta() -> None:
     q = factors(3, rank=4)
-    adapter = {name: np.ones(shape, np.float32) for name, shape in LAYOUT.items()}
+    adapter = filled_tensors(LAYOUT, 1.0)
     body = pack({**adapter, "l0.q.RA": q.A, "l0.q.RB": q.B}, manifest(3, 2))
     read = read_served(body, LAYOUT)
     assert read.manifest.fold_from == 2

@@ -28,6 +28,7 @@ from schemas.messages.federations import AdapterPlan, ScoresPlan, TrainingPlan
 from schemas.messages.scores import Score
 from tests.client_agent.model.test_generation import TEMPLATE
 from tests.scene.local_training import train_examples
+from tests.scene.tensors import random_tensors
 
 ADAPTER = AdapterPlan(rank=8, blocks=2, private_rank=2)
 LETTERS = [Example(f"x {letter}=", letter * 2) for letter in "abcdefgh"]
@@ -104,11 +105,11 @@ def test_batched_generation_equals_generation_per_prompt(
     each_architecture: BaseModel, examples: list[Example], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Prompts of many lengths, adapters in place, and a generation_config of the model's own."""
-    base, rng = each_architecture, np.random.default_rng(0)
+    base = each_architecture
     monkeypatch.setattr(base.model, "generation_config", GenerationConfig(repetition_penalty=5.0))
     prompts = [encode_prompt(e.prompt, base.tokenizer, chat=False) for e in examples[:8]]
     with inject_pq(base, ADAPTER, random_frames(base, ADAPTER, 0), gated=False) as adapter:
-        adapter.load({n: 2.0 * rng.standard_normal(s).astype(np.float32) for n, s in adapter.layout.items()})
+        adapter.load(random_tensors(adapter.layout, scale=2.0))
         together = completions(base, prompts, max_new_tokens=8)
         alone = [completion(base, prompt, Decoding(8)).text for prompt in prompts]
     assert together == alone

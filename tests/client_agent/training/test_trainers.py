@@ -38,6 +38,7 @@ from schemas.messages.federations import AdapterPlan, TrainingPlan
 from tests.client_agent.training.installed import CONSTANT, install
 from tests.scene.agent_processes import EXAMPLES
 from tests.scene.local_training import train_one_round
+from tests.scene.tensors import filled_tensors
 
 PLAN = TrainingPlan(steps=3, batch_size=4, max_length=64, learning_rate=0.01)
 LORA = AdapterPlan(kind="lora", rank=4)
@@ -89,7 +90,7 @@ def trained(
             adapter,
             plan,
             training,
-            start={name: np.full(shape, fill, np.float32) for name, shape in adapter.layout.items()},
+            start=filled_tensors(adapter.layout, fill),
             stop=stop,
             checkpoint=TrainingCheckpoint(folder / PARTIAL, 3600.0) if folder is not None else None,
             report=lambda step, done, total: (

@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import numpy as np
 import pytest
 import safetensors.numpy
 import torch
@@ -28,6 +27,7 @@ from schemas.messages.federations import AdapterPlan, TrainingPlan
 from schemas.strategies.ca_pfl import CaPflOptions
 from tests.client_agent.training.checkpointed import DROPOUT, HOUR, LORA, MODEL, PLAN, chat
 from tests.scene.local_training import train_examples
+from tests.scene.tensors import filled_tensors
 
 PQ = AdapterPlan(rank=8, blocks=2)
 
@@ -64,7 +64,7 @@ def trained(
 
     checkpoint = TrainingCheckpoint(file, every_seconds) if file is not None else None
     with make(base) as adapter:
-        adapter.load({name: np.full(shape, 0.01, np.float32) for name, shape in adapter.layout.items()})
+        adapter.load(filled_tensors(adapter.layout, 0.01))
         outcome = train_examples(
             base,
             adapter,

@@ -19,6 +19,7 @@ from client_agent.training.evaluate import evaluate
 from client_agent.training.loop import Step, TrainingOutcome
 from schemas.messages.federations import AdapterPlan, TrainingPlan
 from tests.scene.local_training import train_examples
+from tests.scene.tensors import filled_tensors
 from tests.scene.tiny_models import ARCHITECTURES
 
 ADAPTER = AdapterPlan(rank=8, blocks=2)
@@ -151,7 +152,7 @@ def test_loss_that_is_not_finite_stops_training(
 ) -> None:
     base = tiny()
     with injected(base) as adapter:
-        adapter.load({n: np.full(shape, np.nan, np.float32) for n, shape in adapter.layout.items()})
+        adapter.load(filled_tensors(adapter.layout, np.nan))
         with pytest.raises(LossNotFinite, match="learning_rate"):
             train_examples(base, adapter, examples, PLAN, seed=0, round_number=1)
     assert not base.model.training
@@ -164,7 +165,7 @@ def test_training_after_divergence_equals_a_fresh_one(
     expected, tensors = run(base, examples)
     with injected(base) as adapter:
         start = adapter.state()
-        adapter.load({n: np.full(shape, np.nan, np.float32) for n, shape in adapter.layout.items()})
+        adapter.load(filled_tensors(adapter.layout, np.nan))
         with pytest.raises(LossNotFinite):
             train_examples(base, adapter, examples, PLAN, seed=0, round_number=1)
         adapter.load(start)
@@ -199,7 +200,7 @@ def test_frames_train_at_their_own_rate(tiny: Callable[..., BaseModel], examples
 def test_gate_trains_at_rate_of_p_and_q(tiny: Callable[..., BaseModel], examples: list[Example]) -> None:
     base = tiny()
     with injected(base, gated=True) as adapter:
-        adapter.load_global({n: np.full(shape, 0.05, np.float32) for n, shape in adapter.layout.items()})
+        adapter.load_global(filled_tensors(adapter.layout, 0.05))
         train_examples(base, adapter, examples, PLAN.model_copy(update={"steps": 1}), seed=0, round_number=1)
         for gate in adapter.private_state().values():
             assert abs(gate + 1.386) == pytest.approx(0.01, rel=1e-2)

@@ -17,6 +17,7 @@ from client_agent.rounds.follower import follow_orders
 from client_agent.training.loop import TrainingOutcome, train
 from client_agent.training.ranks import Connection, Leader, Structure
 from schemas.messages.federations import AdapterPlan, StrategyPlan, TrainingPlan
+from tests.scene.tensors import filled_tensors
 
 CPU = torch.device("cpu")
 
@@ -32,7 +33,7 @@ def trained(
         rng = np.random.default_rng(0)
         adapter.load({n: rng.normal(0, 0.02, s).astype(np.float32) for n, s in adapter.layout.items()})
         if plan.kind == "pq":
-            adapter.load_global({n: np.full(s, 0.01, np.float32) for n, s in adapter.layout.items()})
+            adapter.load_global(filled_tensors(adapter.layout, 0.01))
 
         def train_it() -> TrainingOutcome:
             texts = encode_for(base, examples, training.max_length)

@@ -31,6 +31,7 @@ from schemas.wire.envelope import head
 from tests.coordinator.rows import client_row, participation_row
 from tests.scene.coordinator import PROFILE
 from tests.scene.secure_sums import terms_of
+from tests.scene.tensors import split_tensors
 
 LORA_PROFILE = PROFILE | {"layers": 1, "roles": ["q"], "shapes": {"q": [6, 5]}}
 ADAPTERS: dict[str, dict[str, Any]] = {
@@ -187,16 +188,7 @@ def served(
     manifest = WeightsManifest(federation=federation_id, recipe={}, round=number, client=client_id, pack=None)
     assert row.head == head(layout, manifest)
     assert (row.digest, row.bytes) == (digest_of(row.head + octets), len(row.head) + len(octets))
-    return unflattened(np.frombuffer(octets, "<f4"), layout)
-
-
-def unflattened(values: NDArray[np.float32], layout: Layout) -> dict[str, NDArray[np.float32]]:
-    state, at = {}, 0
-    for name, shape in layout.items():
-        count = int(np.prod(shape))
-        state[name] = values[at : at + count].reshape(shape)
-        at += count
-    return state
+    return split_tensors(np.frombuffer(octets, "<f4"), layout)
 
 
 MEMBERS = 5
@@ -205,10 +197,6 @@ MEMBERS = 5
 def layout_under(wanted: FederationPlan) -> Layout:
     profile = PROFILE if wanted.adapter.kind == "pq" else LORA_PROFILE
     return layout_of(open_plan(wanted), Profile.model_validate(profile), None)
-
-
-def zeros(layout: Layout) -> dict[str, NDArray[np.float32]]:
-    return {name: np.zeros(shape, np.float32) for name, shape in layout.items()}
 
 
 def start_values(wanted: FederationPlan, layout: Layout, served_values: State) -> State:

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from tests.scene.coordinator import Served, Silo
 from tests.scene.rounds import deliver, join, layout_for, wait_for, weights
+from tests.scene.tensors import random_tensors
 
 HERE, AWAY = "tiny-l-bbbbbbbbbbbb", "tiny-s-aaaaaaaaaaaa"
 FORM: dict[str, Any] = {"layers": 2, "shapes": {"q": [5, 6], "down": [4, 5]}}
@@ -29,16 +30,11 @@ def start_federation(served: Served, strategy: str) -> str:
     return federation_id
 
 
-def random_update(silo: Silo, seed: int) -> Tensors:
-    rng = np.random.default_rng(seed)
-    return {name: rng.standard_normal(shape).astype(np.float32) for name, shape in layout_for(silo).items()}
-
-
 def play_round(served: Served, number: int, *silos: Silo) -> None:
     for silo in silos:
         join(silo, number)
     for place, silo in enumerate(silos):
-        deliver(silo, number, random_update(silo, 10 * number + place))
+        deliver(silo, number, random_tensors(layout_for(silo), 10 * number + place))
     wait_for(served, silos[0].federation_id, number, "published")
 
 
@@ -56,7 +52,7 @@ def test_an_absent_base_model_keeps_its_last_weights(coordinator: Served, strate
     play_round(coordinator, 2, here)
     new = coordinator.enrol(federation_id, "new", base_model=AWAY, **FORM)
     common = joined_weights(new, 3)
-    sent = [random_update(silo, 11 + place) for place, silo in enumerate(away)]
+    sent = [random_tensors(layout_for(silo), 11 + place) for place, silo in enumerate(away)]
     assert all(values.any() for values in common.values())
     for silo in away:
         for name, values in joined_weights(silo, 3).items():

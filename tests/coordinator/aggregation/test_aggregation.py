@@ -27,6 +27,7 @@ from tests.coordinator.aggregation.closed_round import (
     served,
     simple,
 )
+from tests.scene.tensors import split_tensors
 
 names = st.sampled_from(["b0.k", "b0.q", "b1.q", "b1.v", "b2.q", "l0.q", "l1.q"])
 layouts = st.dictionaries(names, st.sampled_from([1, 2, 5]), min_size=1).map(
@@ -80,9 +81,9 @@ def test_clients_are_served_the_mean_of_shared_modules(database: Database) -> No
     ]
     closed = close_round(database, plan(), everyone)
     publish(database)
-    stored = [_tensors(one, one.values) for one in everyone]
+    stored = [split_tensors(one.values.astype(np.float64), one.layout) for one in everyone]
     for i, one in enumerate(everyone):
-        got = _tensors(one, served(database, closed.clients[i], one.layout))
+        got = split_tensors(served(database, closed.clients[i], one.layout), one.layout)
         for name, values in got.items():
             module = name.rpartition(".")[0]
             peers = [
@@ -96,15 +97,6 @@ def test_clients_are_served_the_mean_of_shared_modules(database: Database) -> No
             weights = np.array([everyone[j].examples for j in peers], float)
             wanted = sum(w * stored[j][name] for w, j in zip(weights / weights.sum(), peers, strict=True))
             np.testing.assert_allclose(values, wanted, rtol=1e-6, atol=1e-7)
-
-
-def _tensors(one: Sent, flat: Any) -> dict[str, Any]:
-    tensors, at = {}, 0
-    for name, shape in one.layout.items():
-        length = int(np.prod(shape))
-        tensors[name] = np.asarray(flat[at : at + length], np.float64).reshape(shape)
-        at += length
-    return tensors
 
 
 def test_publishing_stores_relevance_and_opens_the_next_round(database: Database) -> None:

@@ -15,6 +15,7 @@ from coordinator.strategies.opening import make
 from schemas.maths.adapter import Layout, lora_layout
 from schemas.maths.factors import Factors
 from tests.coordinator.aggregation.closed_round import Closed, Sent, close_round, count, plan, publish, served
+from tests.scene.tensors import split_tensors
 
 LAYOUT: Layout = lora_layout(2, {"q": (5, 6), "down": (3, 4)}, 2)
 MODULES = ("l0.down", "l0.q", "l1.down", "l1.q")
@@ -25,16 +26,10 @@ def update(seed: int, **facts: Any) -> Sent:
     return Sent.of({name: rng.standard_normal(shape) for name, shape in LAYOUT.items()}, **facts)
 
 
-def tensors(values: np.ndarray) -> dict[str, np.ndarray]:
-    ends = np.cumsum([np.prod(shape) for shape in LAYOUT.values()])[:-1]
-    parts = np.split(values, ends)
-    return {name: part.reshape(LAYOUT[name]) for name, part in zip(LAYOUT, parts, strict=True)}
-
-
 def expected(strategy: str, sent: list[Sent], shares: list[float]) -> dict[str, np.ndarray]:
     combining = make(strategy, {})
     assert combining.traits.combines
-    whole = [tensors(one.values) for one in sent]
+    whole = [split_tensors(one.values, LAYOUT) for one in sent]
     made = {}
     for module in MODULES:
         sources = [
@@ -47,7 +42,7 @@ def expected(strategy: str, sent: list[Sent], shares: list[float]) -> dict[str, 
 
 
 def served_tensors(database: Database, closed: Closed, place: int) -> dict[str, np.ndarray]:
-    return tensors(served(database, closed.clients[place], LAYOUT))
+    return split_tensors(served(database, closed.clients[place], LAYOUT), LAYOUT)
 
 
 def test_a_strategy_combines_inside_each_base_model(database: Database) -> None:

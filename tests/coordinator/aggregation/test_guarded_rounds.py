@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from schemas.maths.start import first_a
 from tests.scene.coordinator import Served, Silo
 from tests.scene.rounds import deliver, join, layout_for, put, running, update_body, url, wait_for, weights
+from tests.scene.tensors import filled_tensors
 
 EAST, NORTH = (np.array(way, np.float32) for way in ([1.0, 0, 0, 0], [0, 1.0, 0, 0]))
 ALIKE = EAST
@@ -146,9 +147,7 @@ def test_layers_of_a_single_base_model_are_mixed(coordinator: Served) -> None:
     sent = {}
     for i, silo in enumerate(silos):
         layout = layout_for(silo)
-        sent[silo.client_id] = {
-            name: np.full(shape, 1.0 + 0.1 * i, np.float32) for name, shape in layout.items()
-        }
+        sent[silo.client_id] = filled_tensors(layout, 1.0 + 0.1 * i)
         deliver(silo, 1, sent[silo.client_id], signature=ALIKE)
     wait_for(coordinator, federation_id, 1, "published")
     for silo, peer in ((silos[0], silos[1]), (silos[2], silos[3])):

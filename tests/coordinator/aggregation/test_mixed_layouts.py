@@ -12,6 +12,7 @@ from tests.scene.alignment import OTHER, PIVOT, RANDOM_SET, pack_body
 from tests.scene.alignment import deliver_pack as deliver_pack
 from tests.scene.coordinator import Served, Silo
 from tests.scene.rounds import join, layout_for, put, show, update_body, wait_for, weights
+from tests.scene.tensors import filled_tensors
 
 THIRD = "tiny-m-bbbbbbbbbbbb"
 SHAPES = {"q": [5, 6]}  # of every base model: shapes alone must not decide
@@ -117,7 +118,7 @@ def test_updates_with_missing_or_private_lora_are_refused(coordinator: Served) -
     silo = enrol(coordinator, federation_id, "a", PIVOT)
     coordinator.start_federation(federation_id)
     base = join(silo, 1)
-    whole = {name: np.ones(shape, np.float32) for name, shape in layout_for(silo).items()}
+    whole = filled_tensors(layout_for(silo), 1.0)
     digest = pack_digest(silo, PIVOT)
     private = {"private.l0.q.A": np.ones((3, 6), np.float32)}
     for wrong in ({n: v for n, v in whole.items() if n != "l1.q.B"}, whole | private):

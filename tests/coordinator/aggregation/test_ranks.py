@@ -2,52 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
 from coordinator.strategies.capabilities import Source
 from coordinator.strategies.opening import make
-from schemas.maths.adapter import Layout, lora_layout
 from schemas.maths.factors import Factors
 from tests.scene.coordinator import Served, Silo, slug
 from tests.scene.operator import Operator
+from tests.scene.ranks import RANKS_PLAN, SHAPES, layout_of_rank, running_ranks
 from tests.scene.rounds import join, put, update_body, wait_for, weights
+from tests.scene.tensors import random_tensors
 
-SHAPES = {"q": [5, 6], "down": [4, 5]}
-PLAN: dict[str, Any] = {
-    "strategy": {"name": "het_lora", "options": {"r_min": 2}},
-    "adapter": {"kind": "lora", "rank": 4, "blocks": 1, "roles": ["q", "down"]},
-    "rounds": {"total": 3, "min_clients": 3, "collect_seconds": 600},
-    "signature": {"dim": 4},
-}
 Tensors = dict[str, NDArray[np.float32]]
-
-
-def layout(rank: int) -> Layout:
-    return lora_layout(2, {"q": (5, 6), "down": (4, 5)}, rank)
-
-
-def adapter(rank: int, seed: int) -> Tensors:
-    rng = np.random.default_rng(seed)
-    return {name: rng.standard_normal(shape).astype(np.float32) for name, shape in layout(rank).items()}
-
-
-def running(served: Served, models: list[str]) -> tuple[str, list[Silo]]:
-    federation_id = served.federation(**PLAN)
-    silos = [
-        served.enrol(federation_id, f"c{i}", base_model=model, layers=2, shapes=SHAPES)
-        for i, model in enumerate(models)
-    ]
-    served.start_federation(federation_id)
-    return federation_id, silos
 
 
 def joined_weights(silo: Silo, number: int, rank: int) -> Tensors:
     join(silo, number)
-    return weights(silo, number, layout(rank))
+    return weights(silo, number, layout_of_rank(rank))
 
 
 def rank_column(shown: str) -> list[str]:
@@ -68,11 +41,11 @@ def expected(sent: list[Tensors], rank: int) -> Tensors:
 
 
 def test_clients_are_served_weights_of_their_own_rank(coordinator: Served) -> None:
-    federation_id, silos = running(coordinator, ["tiny-s-aaaaaaaaaaaa"] * 2 + ["tiny-l-bbbbbbbbbbbb"])
+    federation_id, silos = running_ranks(coordinator, ["tiny-s-aaaaaaaaaaaa"] * 2 + ["tiny-l-bbbbbbbbbbbb"])
     ranks = [2, 3, 2]
-    sent = [adapter(rank, i) for i, rank in enumerate(ranks)]
+    sent = [random_tensors(layout_of_rank(rank), i) for i, rank in enumerate(ranks)]
     for silo, tensors in zip(silos, sent, strict=True):
-        assert set(joined_weights(silo, 1, 4)) == set(layout(4))  # nobody's rank is known yet
+        assert set(joined_weights(silo, 1, 4)) == set(layout_of_rank(4))  # nobody's rank is known yet
         answer = put(silo, 1, update_body(silo, 1, join(silo, 1), tensors))
         assert answer.status_code == 201, answer.text
     published = wait_for(coordinator, federation_id, 1, "published")
@@ -91,27 +64,37 @@ def test_clients_are_served_weights_of_their_own_rank(coordinator: Served) -> No
 
 @pytest.mark.parametrize("rank", [1, 5])
 def test_a_rank_outside_the_plan_s_is_refused(coordinator: Served, rank: int) -> None:
-    _, (silo,) = running(coordinator, ["tiny-s-aaaaaaaaaaaa"])
-    answer = put(silo, 1, update_body(silo, 1, join(silo, 1), adapter(rank, 0)))
+    _, (silo,) = running_ranks(coordinator, ["tiny-s-aaaaaaaaaaaa"])
+    answer = put(silo, 1, update_body(silo, 1, join(silo, 1), random_tensors(layout_of_rank(rank), 0)))
     assert (answer.status_code, slug(answer)) == (422, "tensor-schema")
 
 
 def test_an_update_of_two_ranks_is_refused(coordinator: Served) -> None:
-    _, (silo,) = running(coordinator, ["tiny-s-aaaaaaaaaaaa"])
-    mixed = {n: (adapter(2, 0) if n.startswith("l0") else adapter(3, 0))[n] for n in layout(2)}
+    _, (silo,) = running_ranks(coordinator, ["tiny-s-aaaaaaaaaaaa"])
+    mixed = {
+        n: (
+            random_tensors(layout_of_rank(2), 0)
+            if n.startswith("l0")
+            else random_tensors(layout_of_rank(3), 0)
+        )[n]
+        for n in layout_of_rank(2)
+    }
     answer = put(silo, 1, update_body(silo, 1, join(silo, 1), mixed))
     assert (answer.status_code, slug(answer)) == (422, "tensor-schema")
-    assert put(silo, 1, update_body(silo, 1, join(silo, 1), adapter(4, 0))).status_code == 201
+    assert (
+        put(silo, 1, update_body(silo, 1, join(silo, 1), random_tensors(layout_of_rank(4), 0))).status_code
+        == 201
+    )
 
 
 def test_rslora_is_refused_where_ranks_differ(coordinator: Served) -> None:
-    plan = PLAN | {"name": "x", "adapter": {"kind": "lora", "rank": 4, "rslora": True}}
+    plan = RANKS_PLAN | {"name": "x", "adapter": {"kind": "lora", "rank": 4, "rslora": True}}
     refused = coordinator.admin.post("/v1/federations", json=plan)
     assert (refused.status_code, refused.json()["field"]) == (422, "adapter.rslora")
     assert "differ in rank" in refused.json()["detail"]
 
 
 def test_a_minimum_rank_above_the_maximum_is_refused(coordinator: Served) -> None:
-    plan = PLAN | {"name": "x", "strategy": {"name": "het_lora", "options": {"r_min": 5}}}
+    plan = RANKS_PLAN | {"name": "x", "strategy": {"name": "het_lora", "options": {"r_min": 5}}}
     refused = coordinator.admin.post("/v1/federations", json=plan)
     assert (refused.status_code, refused.json()["field"]) == (422, "adapter.rank")

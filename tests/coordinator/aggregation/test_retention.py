@@ -11,7 +11,7 @@ import pytest
 
 from coordinator.aggregation import retention
 from coordinator.storage import garbage_collection
-from tests.scene.coordinator import Served, Silo, slug
+from tests.scene.coordinator import Served, Silo, coordinator_fixture, slug
 from tests.scene.rounds import (
     deliver,
     join,
@@ -32,9 +32,7 @@ Rows = Callable[[str, str], list[tuple[Any, ...]]]
 KEPT = 2
 
 
-@pytest.fixture
-def served(serve: Callable[..., Served], database_url: str) -> Served:
-    return serve(database_url, tick_seconds=0.05, retry_seconds=0.1)
+served = coordinator_fixture("each", tick_seconds=0.05, retry_seconds=0.1)
 
 
 def _play_five_rounds(served: Served) -> tuple[str, list[Silo]]:

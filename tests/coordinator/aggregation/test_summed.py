@@ -41,9 +41,8 @@ from tests.coordinator.aggregation.summed_round import (
     served,
     start_values,
     sum_round,
-    unflattened,
-    zeros,
 )
+from tests.scene.tensors import split_tensors, zero_tensors
 
 SUMMED = [("fedavg", "pq"), ("fedavg", "lora"), ("ffa_lora", "lora"), ("fedsa_lora", "lora")]
 every_summed = pytest.mark.parametrize(("strategy", "adapter"), SUMMED)
@@ -56,7 +55,7 @@ def test_clients_are_served_the_mean_of_summed_updates(
     wanted = plan(strategy, adapter)
     layout = layout_under(wanted)
     federation_id = federation(database, wanted, MEMBERS + 1)
-    expected, before = zeros(layout), zeros(layout)
+    expected, before = zero_tensors(layout), zero_tensors(layout)
     for number in (1, 2):
         members = random_members(layout, MEMBERS, seed=number)
         sum_round(database, federation_id, wanted, layout, members, number)
@@ -113,7 +112,7 @@ def test_summed_and_plain_rounds_give_equal_weights(database: Database) -> None:
     assert claim is not None
     job.aggregate(database, claim, block_bytes=4096, between=lambda: None)
     for place in range(MEMBERS):
-        mean = unflattened(served_plain(database, closed.clients[place], layout), layout)
+        mean = split_tensors(served_plain(database, closed.clients[place], layout), layout)
         assert_close(served(database, federation_id, place, layout), mean, rounding(wanted, layout))
 
 

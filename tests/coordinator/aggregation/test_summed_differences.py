@@ -33,8 +33,8 @@ from tests.coordinator.aggregation.summed_round import (
     served,
     start_values,
     sum_round,
-    zeros,
 )
+from tests.scene.tensors import zero_tensors
 
 LEVELS: dict[WeightsRecipeName, int] = {"int8": 127, "int4": 7}
 
@@ -63,7 +63,7 @@ def test_a_difference_rebuilds_the_next_summed_model(
     wanted = difference_plan(adapter, recipe)
     layout = layout_under(wanted)
     federation_id = federation(database, wanted, MEMBERS)
-    before: State = zeros(layout)
+    before: State = zero_tensors(layout)
     for number in (1, 2, 3):
         members = random_members(layout, MEMBERS, seed=number)
         sum_round(database, federation_id, wanted, layout, members, number)

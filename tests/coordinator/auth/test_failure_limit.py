@@ -7,21 +7,18 @@ from datetime import timedelta
 from typing import Any
 
 import httpx
-import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from sqlalchemy import select
 
 from coordinator.db.tables.identity import FailedEnrolmentRow
 from schemas.identity.enrolment_token import EnrolmentTokenText, read
-from tests.scene.coordinator import Served, enrolment, slug
+from tests.scene.coordinator import Served, coordinator_fixture, enrolment, slug
 
 Rows = Callable[[str, str], list[tuple[Any, ...]]]
 LIMIT = 5
 
 
-@pytest.fixture
-def served(serve: Callable[..., Served], database_url: str) -> Served:
-    return serve(database_url, failed_enrolments_per_minute=LIMIT, trusted_proxies="127.0.0.1")
+served = coordinator_fixture("each", failed_enrolments_per_minute=LIMIT, trusted_proxies="127.0.0.1")
 
 
 def signed_request(served: Served, federation_id: str, name: str) -> dict[str, Any]:

@@ -5,23 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import pytest
 from sqlalchemy import insert
 
 from coordinator.auth.nonces import MAX_REQUESTS_PER_KEY
 from coordinator.db.engine import database_time
 from coordinator.db.tables.identity import UsedNonceRow
 from schemas.identity.keys import name_of
-from tests.scene.coordinator import Served, slug
+from tests.scene.coordinator import Served, coordinator_fixture, slug
 from tests.scene.rounds import join, running, try_join, url
 from tests.scene.signed_requests import send, signed
 
 Rows = Callable[[str, str], list[tuple[Any, ...]]]
 
 
-@pytest.fixture
-def served(serve: Callable[..., Served], database_url: str) -> Served:
-    return serve(database_url)
+served = coordinator_fixture("each")
 
 
 def nonce_count(served: Served, rows: Rows) -> int:

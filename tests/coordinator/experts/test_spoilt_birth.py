@@ -12,13 +12,14 @@ from coordinator.experts.bank import RoundCounts, new_bank
 from coordinator.experts.current_bank import CurrentBank
 from coordinator.strategies.bank_rules import Rules
 from schemas.maths.bank import SHARED
+from tests.scene.tensors import filled_tensors
 
 LAYOUT = {"b0.o.P": (2, 2)}
 
 
 class FakeModel:
     def state(self, expert: int, _: Any) -> dict[str, Any]:
-        return {name: np.full(shape, expert, np.float32) for name, shape in LAYOUT.items()}
+        return filled_tensors(LAYOUT, expert)
 
     def start(self, _: int) -> dict[str, Any]:
         return {}

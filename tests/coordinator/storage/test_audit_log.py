@@ -18,14 +18,11 @@ from coordinator.db.federation_lock import lock_federation
 from schemas.identity.documents import hash_of
 from schemas.identity.enrolment_token import read
 from tests.conftest import ask
-from tests.scene.coordinator import ADMIN_TOKEN, Served, slug
+from tests.scene.coordinator import ADMIN_TOKEN, Served, coordinator_fixture, slug
 from tests.scene.key_rotation import rotation
 from tests.scene.waiting import wait_until
 
-
-@pytest.fixture
-def served(serve: Callable[..., Served], database_url: str) -> Served:
-    return serve(database_url)
+served = coordinator_fixture("each")
 
 
 def entries(served: Served) -> list[dict[str, Any]]:

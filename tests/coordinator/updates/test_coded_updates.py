@@ -13,6 +13,7 @@ from schemas.wire.digests import digest_of
 from tests.coordinator.updates.lora import START, lora_silo
 from tests.scene.coordinator import Served, Silo, slug
 from tests.scene.rounds import (
+    LAYOUT,
     Tensors,
     coded_body,
     deliver,
@@ -26,21 +27,10 @@ from tests.scene.rounds import (
     values,
     wait_for,
 )
+from tests.scene.tensors import assert_same_bytes, random_tensors
 
 OWN_LAST = NAMED["int4_own_last"]
 CODED: list[RecipeName] = [name for name, recipe in NAMED.items() if not recipe.is_dense]
-
-
-def random_update(seed: int) -> Tensors:
-    """An adapter of PLAN's layout with values that no few bits can say."""
-    rng = np.random.default_rng(seed)
-    return {name: rng.normal(size=v.shape).astype(np.float32) for name, v in values(0).items()}
-
-
-def assert_same(actual: Tensors, expected: Tensors) -> None:
-    assert {name: v.tobytes() for name, v in actual.items()} == {
-        name: v.tobytes() for name, v in expected.items()
-    }
 
 
 def finish_round(served: Served, silos: list[Silo], number: int) -> None:
@@ -55,11 +45,11 @@ def test_coded_updates_decode_to_the_clients_state(coordinator: Served, name: Re
     _, silos = running(coordinator, **plan(wire={"recipe": name}))
     base = join(silos[0], 1)
     against = None if recipe.reference == "none" else base
-    body, expected = coded_body(silos[0], 1, base, random_update(1), recipe, against=against)
+    body, expected = coded_body(silos[0], 1, base, random_tensors(LAYOUT, 1), recipe, against=against)
     answer = put(silos[0], 1, body)
     assert answer.status_code == 201, answer.text
     assert answer.json()["bytes"] == len(body)
-    assert_same(last_update(silos[0]), expected)
+    assert_same_bytes(last_update(silos[0]), expected)
 
 
 def test_own_last_updates_are_differences_to_the_last(coordinator: Served) -> None:
@@ -69,46 +59,46 @@ def test_own_last_updates_are_differences_to_the_last(coordinator: Served) -> No
     base = against
     for number in (1, 2, 3):
         body, previous = coded_body(
-            silos[0], number, base, random_update(7), OWN_LAST, against=against, held=previous
+            silos[0], number, base, random_tensors(LAYOUT, 7), OWN_LAST, against=against, held=previous
         )
         receipt = put(silos[0], number, body)
         assert receipt.status_code == 201, receipt.text
-        assert_same(last_update(silos[0]), previous)
+        assert_same_bytes(last_update(silos[0]), previous)
         finish_round(coordinator, silos, number)
         against = receipt.json()["digest"]
         if number < 3:
             base = join(silos[0], number + 1)
     # the loop is closed: what was lost in one round was in the next one's difference
-    assert max(np.abs(previous[n] - v).max() for n, v in random_update(7).items()) < 0.02  # type: ignore[index]
+    assert max(np.abs(previous[n] - v).max() for n, v in random_tensors(LAYOUT, 7).items()) < 0.02  # type: ignore[index]
 
 
 def test_a_dense_update_can_be_the_next_reference(
     coordinator: Served,
 ) -> None:
     _, silos = running(coordinator, **plan(wire={"recipe": "int4_own_last"}))
-    first = deliver(silos[0], 1, random_update(1)).json()["digest"]
+    first = deliver(silos[0], 1, random_tensors(LAYOUT, 1)).json()["digest"]
     finish_round(coordinator, silos, 1)
     base = join(silos[0], 2)
     body, expected = coded_body(
-        silos[0], 2, base, random_update(2), OWN_LAST, against=first, held=random_update(1)
+        silos[0], 2, base, random_tensors(LAYOUT, 2), OWN_LAST, against=first, held=random_tensors(LAYOUT, 1)
     )
     assert put(silos[0], 2, body).status_code == 201
-    assert_same(last_update(silos[0]), expected)
+    assert_same_bytes(last_update(silos[0]), expected)
 
 
 def test_reference_mismatches_name_the_expected_digest(
     coordinator: Served,
 ) -> None:
     _, silos = running(coordinator, **plan(wire={"recipe": "int4_own_last"}))
-    first = deliver(silos[0], 1, random_update(1)).json()["digest"]
+    first = deliver(silos[0], 1, random_tensors(LAYOUT, 1)).json()["digest"]
     finish_round(coordinator, silos, 1)
     base = join(silos[0], 2)
     for against in (base, None, "sha256:" + "0" * 64):
-        body, _ = coded_body(silos[0], 2, base, random_update(2), OWN_LAST, against=against)
+        body, _ = coded_body(silos[0], 2, base, random_tensors(LAYOUT, 2), OWN_LAST, against=against)
         refused = put(silos[0], 2, body)
         assert (refused.status_code, slug(refused)) == (412, "reference-mismatch")
         assert refused.json()["expected"] == first
-    assert put(silos[0], 2, update_body(silos[0], 2, base, random_update(2))).status_code == 201
+    assert put(silos[0], 2, update_body(silos[0], 2, base, random_tensors(LAYOUT, 2))).status_code == 201
 
 
 def test_an_abandoned_rounds_update_is_no_reference(coordinator: Served) -> None:
@@ -116,15 +106,17 @@ def test_an_abandoned_rounds_update_is_no_reference(coordinator: Served) -> None
     federation_id, silos = running(coordinator, **plan(wire={"recipe": "int4_own_last"}, rounds=rounds))
     base = join(silos[0], 1)
     join(silos[1], 1)
-    body, _ = coded_body(silos[0], 1, base, random_update(1), OWN_LAST, against=base)
+    body, _ = coded_body(silos[0], 1, base, random_tensors(LAYOUT, 1), OWN_LAST, against=base)
     assert put(silos[0], 1, body).status_code == 201
     wait_for(coordinator, federation_id, 1, "abandoned")
     assert join(silos[0], 2) == base
-    again, expected = coded_body(silos[0], 2, base, random_update(1), OWN_LAST, against=digest_of(body))
+    again, expected = coded_body(
+        silos[0], 2, base, random_tensors(LAYOUT, 1), OWN_LAST, against=digest_of(body)
+    )
     assert put(silos[0], 2, again).json()["expected"] == base
-    again, expected = coded_body(silos[0], 2, base, random_update(1), OWN_LAST, against=base)
+    again, expected = coded_body(silos[0], 2, base, random_tensors(LAYOUT, 1), OWN_LAST, against=base)
     assert put(silos[0], 2, again).status_code == 201
-    assert_same(last_update(silos[0]), expected)
+    assert_same_bytes(last_update(silos[0]), expected)
 
 
 def test_served_differences_refer_to_the_present_rounds_weights(coordinator: Served) -> None:
@@ -133,9 +125,11 @@ def test_served_differences_refer_to_the_present_rounds_weights(coordinator: Ser
     deliver(silos[0], 1, values(1.0))
     finish_round(coordinator, silos, 1)
     base = join(silos[0], 2)
-    body, expected = coded_body(silos[0], 2, base, random_update(2), recipe, against=base, held=values(0.75))
+    body, expected = coded_body(
+        silos[0], 2, base, random_tensors(LAYOUT, 2), recipe, against=base, held=values(0.75)
+    )
     assert put(silos[0], 2, body).status_code == 201
-    assert_same(last_update(silos[0]), expected)
+    assert_same_bytes(last_update(silos[0]), expected)
 
 
 def test_zeros_served_to_lora_mean_its_start(coordinator: Served) -> None:
@@ -145,7 +139,7 @@ def test_zeros_served_to_lora_mean_its_start(coordinator: Served) -> None:
     after = {name: v + 0.01 * rng.normal(size=v.shape).astype(np.float32) for name, v in START.items()}
     body, expected = coded_body(silo, 1, base, after, OWN_LAST, against=base, held=START)
     assert put(silo, 1, body).status_code == 201
-    assert_same(last_update(silo, layout_for(silo)), expected)
+    assert_same_bytes(last_update(silo, layout_for(silo)), expected)
 
 
 def test_a_clipped_state_is_the_next_reference(
@@ -158,25 +152,27 @@ def test_a_clipped_state_is_the_next_reference(
     assert receipt["clipped"] is True
     norm = np.sqrt(sum(float((v.astype(np.float64) ** 2).sum()) for v in expected.values()))
     clipped = {name: v * np.float32(1.0 / norm) for name, v in expected.items()}
-    assert_same(last_update(silos[0]), clipped)
+    assert_same_bytes(last_update(silos[0]), clipped)
     finish_round(coordinator, silos, 1)
     base = join(silos[0], 2)
     body, expected = coded_body(
         silos[0], 2, base, values(0.1), OWN_LAST, against=receipt["digest"], held=clipped
     )
     assert put(silos[0], 2, body).status_code == 201
-    assert_same(last_update(silos[0]), expected)
+    assert_same_bytes(last_update(silos[0]), expected)
 
 
 def test_coded_updates_are_idempotent_and_compressed_ones_too(coordinator: Served) -> None:
     _, silos = running(coordinator, **plan(wire={"recipe": "int4_own_last"}))
     base = join(silos[0], 1)
-    body, expected = coded_body(silos[0], 1, base, random_update(1), OWN_LAST, against=base, compress=True)
+    body, expected = coded_body(
+        silos[0], 1, base, random_tensors(LAYOUT, 1), OWN_LAST, against=base, compress=True
+    )
     answers = [put(silos[0], 1, body, "zstd") for _ in range(2)]
     assert [answer.status_code for answer in answers] == [201, 200]
     assert answers[0].json() == answers[1].json()
-    assert_same(last_update(silos[0]), expected)
-    different, _ = coded_body(silos[0], 1, base, random_update(2), OWN_LAST, against=base)
+    assert_same_bytes(last_update(silos[0]), expected)
+    different, _ = coded_body(silos[0], 1, base, random_tensors(LAYOUT, 2), OWN_LAST, against=base)
     refused = put(silos[0], 1, different)
     assert (refused.status_code, slug(refused)) == (409, "upload-conflict")
 
@@ -195,7 +191,7 @@ def test_coded_updates_are_idempotent_and_compressed_ones_too(coordinator: Serve
 def test_streams_of_another_recipe_are_refused(coordinator: Served, of_plan: str, sent: Recipe) -> None:
     _, silos = running(coordinator, **plan(wire={"recipe": of_plan}))
     base = join(silos[0], 1)
-    body, _ = coded_body(silos[0], 1, base, random_update(1), sent, against=base)
+    body, _ = coded_body(silos[0], 1, base, random_tensors(LAYOUT, 1), sent, against=base)
     refused = put(silos[0], 1, body)
     assert (refused.status_code, slug(refused)) == (422, "recipe")
 
@@ -223,13 +219,13 @@ def test_nonfinite_and_subnormal_coded_states_are_refused(coordinator: Served, v
         silos[0],
         1,
         base,
-        random_update(1),
+        random_tensors(LAYOUT, 1),
         recipe,
         against=base,
         change=lambda streams: streams.update(codes=codes),
     )
     refused = put(silos[0], 1, body)
     assert (refused.status_code, slug(refused)) == (422, "tensor-nonfinite")
-    body, expected = coded_body(silos[0], 1, base, random_update(1), recipe, against=base)
+    body, expected = coded_body(silos[0], 1, base, random_tensors(LAYOUT, 1), recipe, against=base)
     assert put(silos[0], 1, body).status_code == 201
-    assert_same(last_update(silos[0]), expected)
+    assert_same_bytes(last_update(silos[0]), expected)

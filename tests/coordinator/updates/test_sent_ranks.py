@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-import pytest
-
 from schemas.messages.recipes import Recipe
-from tests.scene.coordinator import Served, Silo
+from tests.scene.coordinator import Served, Silo, coordinator_fixture
 from tests.scene.operator import Operator
 from tests.scene.rounds import Tensors, coded_body, deliver, join, layout_for, put, url, wait_for
+from tests.scene.tensors import random_tensors
 
 FORM: dict[str, Any] = {"layers": 2, "shapes": {"q": [5, 6], "down": [4, 5]}}
 RECIPE = Recipe(reference="served", density=0.9, values="int8")
@@ -24,9 +21,7 @@ PLAN: dict[str, Any] = {
 }
 
 
-@pytest.fixture
-def served(serve: Callable[..., Served], database_url: str) -> Served:
-    return serve(database_url, tick_seconds=0.05)
+served = coordinator_fixture("each", tick_seconds=0.05)
 
 
 def start_federation(served: Served, **plan: Any) -> list[Silo]:
@@ -34,11 +29,6 @@ def start_federation(served: Served, **plan: Any) -> list[Silo]:
     silos = [served.enrol(federation_id, name, **FORM) for name in ("aster", "birch", "cedar")]
     served.start_federation(federation_id)
     return silos
-
-
-def random_update(silo: Silo) -> Tensors:
-    rng = np.random.default_rng(7)
-    return {name: rng.normal(size=shape).astype(np.float32) for name, shape in layout_for(silo).items()}
 
 
 def clear_rank(change: Tensors, name: str, rank: int) -> None:
@@ -56,14 +46,16 @@ def send_update(silo: Silo, change: Tensors) -> None:
 def test_sent_ranks_exclude_ranks_without_values(served: Served) -> None:
     aster, birch, cedar = start_federation(served)
     modules = sorted(name.removesuffix(".A") for name in layout_for(aster) if name.endswith(".A"))
-    fewer = random_update(aster)
+    fewer = random_tensors(layout_for(aster), 7)
     for module in modules[:1]:
         clear_rank(fewer, f"{module}.A", 1)
         clear_rank(fewer, f"{module}.B", 1)
     clear_rank(fewer, f"{modules[1]}.A", 0)  # its column of B has values
     send_update(aster, fewer)
-    send_update(birch, random_update(birch))
-    deliver(cedar, 1, random_update(cedar))  # dense: the state itself, which does not say what is new
+    send_update(birch, random_tensors(layout_for(birch), 7))
+    deliver(
+        cedar, 1, random_tensors(layout_for(cedar), 7)
+    )  # dense: the state itself, which does not say what is new
     total = 2 * len(modules)
     shown = wait_for(served, aster.federation_id, 1, "published")
     assert {client["name"]: client["sent_ranks"] for client in shown["clients"]} == {
@@ -81,7 +73,7 @@ def test_sent_ranks_exclude_ranks_without_values(served: Served) -> None:
 def test_other_strategies_count_no_sent_ranks(served: Served) -> None:
     silos = start_federation(served, strategy={"name": "fedavg"})
     for silo in silos:
-        send_update(silo, random_update(silo))
+        send_update(silo, random_tensors(layout_for(silo), 7))
     shown = wait_for(served, silos[0].federation_id, 1, "published")
     assert [client["sent_ranks"] for client in shown["clients"]] == [None] * 3
     assert "ranks sent" not in Operator(served)("round", "show", silos[0].federation_id, "1")

@@ -20,9 +20,10 @@ from schemas.messages.updates import WeightsManifest
 from schemas.wire.digests import digest_of
 from schemas.wire.envelope import MEDIA_TYPE, unpack
 from schemas.wire.streams import decode, stream_slots
-from tests.scene.coded_weights import LAYOUT, PLAN, RANK, Arrays, random_adapter, request_weights
+from tests.scene.coded_weights import LAYOUT, PLAN, RANK, Arrays, request_weights
 from tests.scene.coordinator import SIGNING_KEY, Served, Silo
 from tests.scene.rounds import deliver, join, plan, put, running, show, update_body, url, wait_for, weights
+from tests.scene.tensors import random_tensors
 
 ASKING = {"Accept": f"{MEDIA_TYPE};recipe=int8_own_last"}
 
@@ -45,9 +46,9 @@ class SecondRound:
 @pytest.fixture(scope="module")
 def second(coordinator: Served) -> SecondRound:
     federation_id, silos = running(coordinator, **PLAN)
-    own = random_adapter(0)
+    own = random_tensors(LAYOUT, 0)
     for seed, silo in enumerate(silos):
-        deliver(silo, 1, random_adapter(seed))
+        deliver(silo, 1, random_tensors(LAYOUT, seed))
     wait_for(coordinator, federation_id, 1, "published")
     return SecondRound(silos[0], own, join(silos[0], 2))
 
@@ -123,7 +124,7 @@ def test_weights_before_any_update_are_not_differences(coordinator: Served) -> N
 def test_traffic_counts_the_size_of_coded_weights(coordinator: Served) -> None:
     federation_id, silos = running(coordinator, **PLAN)
     for seed, silo in enumerate(silos):
-        deliver(silo, 1, random_adapter(seed))
+        deliver(silo, 1, random_tensors(LAYOUT, seed))
     wait_for(coordinator, federation_id, 1, "published")
     join(silos[0], 2)
     size = int(request_weights(silos[0], 2, "int4_own_last").headers["content-length"])

@@ -21,9 +21,10 @@ from coordinator.db.tables.federations import CodedWeightsRow
 from coordinator.http.limits import concurrency
 from coordinator.http.limits.concurrency import codec_slot
 from coordinator.storage import garbage_collection
-from tests.scene.coded_weights import PLAN, random_adapter, request_weights
-from tests.scene.coordinator import Served, Silo, slug
+from tests.scene.coded_weights import LAYOUT, PLAN, request_weights
+from tests.scene.coordinator import Served, Silo, coordinator_fixture, slug
 from tests.scene.rounds import deliver, join, plan, put, running, update_body, url, wait_for
+from tests.scene.tensors import random_tensors
 
 Rows = Callable[[str, str], list[tuple[Any, ...]]]
 KEPT = "SELECT round_number, recipe FROM coded_weights ORDER BY round_number, recipe"
@@ -34,16 +35,14 @@ def play_until(served: Served, number: int) -> tuple[str, list[Silo]]:
     federation_id, silos = running(served, **plan(rounds={"total": 9}, adapter=PLAN["adapter"]))
     for done in range(1, number):
         for seed, silo in enumerate(silos):
-            deliver(silo, done, random_adapter(10 * done + seed))
+            deliver(silo, done, random_tensors(LAYOUT, 10 * done + seed))
         wait_for(served, federation_id, done, "published")
     for silo in silos:
         join(silo, number)
     return federation_id, silos
 
 
-@pytest.fixture
-def served(serve: Callable[..., Served], database_url: str) -> Served:
-    return serve(database_url, tick_seconds=0.05, retry_seconds=0.1, polls_per_second=20)
+served = coordinator_fixture("each", tick_seconds=0.05, retry_seconds=0.1, polls_per_second=20)
 
 
 @contextmanager

@@ -9,7 +9,6 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 from sqlalchemy import select
 
 from coordinator.db.tables.federations import CodedWeightsRow
@@ -22,23 +21,17 @@ from schemas.wire.digests import digest_of
 from schemas.wire.envelope import MEDIA_TYPE, pack, unpack
 from schemas.wire.served_difference import reconstructed
 from schemas.wire.streams import stream_slots
+from tests.scene.coded_weights import LAYOUT, RANK, Arrays
 from tests.scene.coordinator import Served, Silo
 from tests.scene.rounds import deliver, join, plan, running, show, tensors_of, url, wait_for, weights
+from tests.scene.tensors import filled_tensors, random_tensors, zero_tensors
 
-Arrays = dict[str, NDArray[np.float32]]
-RANK = 40
-LAYOUT = {"b0.q.P": (RANK, RANK), "b0.q.Q": (RANK,)}
 SEED = 0
 
 
 def difference_plan(recipe: str = "int8", **changes: Any) -> dict[str, Any]:
     adapter = {"rank": RANK, "blocks": 1, "roles": ["q"]}
     return plan(**({"adapter": adapter, "wire": {"weights_recipe": recipe}} | changes))
-
-
-def random_adapter(seed: int) -> Arrays:
-    random = np.random.default_rng(seed)
-    return {name: random.normal(size=shape).astype(np.float32) for name, shape in LAYOUT.items()}
 
 
 def ask(silo: Silo, number: int, against: str | None, **headers: str) -> tuple[httpx.Response, bytes]:
@@ -71,7 +64,7 @@ def rebuild_body(silo: Silo, frame: bytes, earlier: Arrays, recipe: str = "int8"
 
 def play_round(served: Served, silos: list[Silo], number: int) -> None:
     for seed, silo in enumerate(silos):
-        deliver(silo, number, random_adapter(10 * number + seed))
+        deliver(silo, number, random_tensors(LAYOUT, 10 * number + seed))
     wait_for(served, silos[0].federation_id, number, "published")
 
 
@@ -94,7 +87,7 @@ def second(coordinator: Served, request: pytest.FixtureRequest) -> tuple[str, Se
 
 def test_a_difference_rebuilds_the_manifests_weights_exactly(second: tuple[str, SecondRound]) -> None:
     recipe, scene = second
-    zeros = {name: np.zeros(shape, np.float32) for name, shape in LAYOUT.items()}
+    zeros = zero_tensors(LAYOUT)
     for silo, before, named in zip(scene.silos, scene.first, scene.second, strict=True):
         answer, frame = ask(silo, 2, before)
         assert (answer.status_code, answer.headers["content-encoding"]) == (200, "zstd")
@@ -108,7 +101,7 @@ def test_differences_are_within_a_step_of_the_mean(second: tuple[str, SecondRoun
     recipe, scene = second
     served = weights(scene.silos[0], 2, LAYOUT)
     for name in LAYOUT:
-        mean = (random_adapter(10)[name] + random_adapter(11)[name]) / 2
+        mean = (random_tensors(LAYOUT, 10)[name] + random_tensors(LAYOUT, 11)[name]) / 2
         step = np.abs(mean).max() / {"int8": 127, "int4": 7}[recipe]
         assert 0 < np.abs(served[name] - mean).max() < 1.01 * step
 
@@ -189,7 +182,7 @@ def test_weights_too_large_for_differences_are_dense(coordinator: Served) -> Non
     federation_id, silos = running(coordinator, **difference_plan(limits={"max_norm": 1e30}))
     before = [join(silo, 1) for silo in silos]
     for silo in silos:
-        deliver(silo, 1, {name: np.full(shape, 1e20, np.float32) for name, shape in LAYOUT.items()})
+        deliver(silo, 1, filled_tensors(LAYOUT, 1e20))
     wait_for(coordinator, federation_id, 1, "published")
     named = join(silos[0], 2)
     assert ask(silos[0], 2, before[0])[0].headers["etag"] == f'"{named}"'

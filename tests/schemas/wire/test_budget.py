@@ -20,14 +20,10 @@ from schemas.wire.budget import (
 )
 from schemas.wire.sparse import kept_count, largest, max_position_bytes, write_places
 from schemas.wire.streams import encode
+from tests.scene.tensors import random_tensors
 
 LORA: Layout = lora_layout(2, {"q": (40, 40), "v": (24, 40)}, 4)
 SPARSE = Recipe(reference="served", density=0.5, values="int8")
-
-
-def update(layout: Layout, seed: int = 0) -> dict[str, np.ndarray]:
-    rng = np.random.default_rng(seed)
-    return {name: rng.standard_normal(shape).astype(np.float32) for name, shape in layout.items()}
 
 
 def largest_of(values: dict[str, np.ndarray], density: float) -> Marks:
@@ -71,7 +67,7 @@ def test_marked_values_fit_and_use_the_budget(budget: int, values: str, zeros: f
     if shortfall(LORA, recipe, budget) is not None:
         assert budget < min_bytes(LORA, recipe)
         return
-    wanted = update(LORA, seed)
+    wanted = random_tensors(LORA, seed)
     for one in wanted.values():
         one[np.random.default_rng(seed).random(one.shape) < zeros] = 0
     marks = fit_budget(lambda density: largest_of(wanted, density), 0.5, wanted, recipe, budget)
@@ -81,7 +77,7 @@ def test_marked_values_fit_and_use_the_budget(budget: int, values: str, zeros: f
 
 
 def test_a_tight_budget_is_used_up() -> None:
-    wanted = update({"l0.q.A": (8, 4000), "l0.q.B": (4000, 8)})
+    wanted = random_tensors({"l0.q.A": (8, 4000), "l0.q.B": (4000, 8)})
     for budget in (600, 2000, 6000, 20000):
         marks = fit_budget(lambda density: largest_of(wanted, density), 0.5, wanted, SPARSE, budget)
         assert 0.985 * budget < bytes_of(wanted, SPARSE, marks) <= budget
@@ -95,12 +91,12 @@ def test_a_tight_budget_is_used_up() -> None:
 @pytest.mark.parametrize("name", [name for name, recipe in NAMED.items() if recipe.density == 1])
 def test_min_bytes_of_a_dense_update_are_exact(name: str) -> None:
     recipe = NAMED[name]  # type: ignore[index]
-    assert min_bytes(LORA, recipe) == bytes_of(update(LORA), recipe)
+    assert min_bytes(LORA, recipe) == bytes_of(random_tensors(LORA), recipe)
 
 
 def test_min_bytes_of_sparse_updates_include_whole_priors() -> None:
     layout = in_order(LORA | prior_layout(LORA))
-    wanted = update(layout)
+    wanted = random_tensors(layout)
     marks = {name: np.zeros(shape, bool) for name, shape in layout.items()}
     for name, mask in marks.items():
         mask.reshape(-1)[slice(None) if name.endswith(".prior") else -1] = True
@@ -141,4 +137,4 @@ def test_a_suggested_density_fits_any_update() -> None:
     assert found is not None
     recipe = Recipe(reference="own_last", density=float(found[1]), values="int8")
     for seed in range(5):
-        assert bytes_of(update(LORA, seed), recipe) <= int(found[2]) <= budget
+        assert bytes_of(random_tensors(LORA, seed), recipe) <= int(found[2]) <= budget

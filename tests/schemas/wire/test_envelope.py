@@ -17,6 +17,7 @@ from schemas.messages.updates import UpdateManifest, WeightsManifest
 from schemas.wire import errors
 from schemas.wire.envelope import Array, head, pack, slots, unpack
 from schemas.wire.header import Slot
+from tests.scene.tensors import zero_tensors
 
 LAYOUT = pq_layout(block_modules(2, ["q", "v"]), 3)
 EXPECTED = slots(LAYOUT)
@@ -141,7 +142,7 @@ def test_a_malformed_body_is_refused_with_its_error(body: bytes, why: type[error
 
 
 def test_zeros_and_a_denormal_value_are_accepted() -> None:
-    values = {name: np.zeros(shape, np.float32) for name, shape in LAYOUT.items()}
+    values = zero_tensors(LAYOUT)
     values["b0.q.P"][0, 0] = 1e-40
     with unpack(pack(values, MANIFEST), encoding=None, expected=EXPECTED, max_bytes=LIMIT) as envelope:
         assert envelope.norm(envelope.names) == pytest.approx(0, abs=1e-30)

@@ -15,6 +15,7 @@ from schemas.wire.errors import BodyRefused
 from schemas.wire.quantise import LEVELS, Floats, NotEncodable
 from schemas.wire.served_difference import DifferenceWriter, reconstructed
 from schemas.wire.streams import CODES, SCALES, CodedStreams, Stream, bound, encode
+from tests.scene.tensors import random_tensors, zero_tensors
 
 INT8, INT4 = Recipe(reference="served", values="int8"), Recipe(reference="served", values="int4")
 LAYOUT = {"b0.q.P": (5, 13), "b0.q.Q": (3,), "l0.v.A": (2, 64), "l0.v.B": (65, 1)}
@@ -27,11 +28,6 @@ magnitudes = st.sampled_from([1e-42, 1e-7, 1e-3, 1.0, 1e3])
 def layouts(draw: st.DrawFn) -> Layout:
     shapes = st.sampled_from([(1,), (7,), (3, 3), (64,), (65,), (11, 13), (3, 257)])
     return in_order({f"b{i}.q.P": draw(shapes) for i in range(draw(st.integers(1, 4)))})
-
-
-def drawn(layout: Layout, seed: int, scale: float = 1.0) -> dict[str, Floats]:
-    random = np.random.default_rng(seed)
-    return {name: (scale * random.normal(size=shape)).astype(np.float32) for name, shape in layout.items()}
 
 
 def written(
@@ -53,8 +49,8 @@ def rebuilt(
 def test_both_sides_rebuild_equal_weights_within_a_step(
     layout: Layout, recipe: Recipe, large: float, small: float, seed: int
 ) -> None:
-    reference = drawn(layout, seed, large)
-    values = {name: reference[name] + move for name, move in drawn(layout, seed + 1, small).items()}
+    reference = random_tensors(layout, seed, large)
+    values = {name: reference[name] + move for name, move in random_tensors(layout, seed + 1, small).items()}
     rounded, streams = written(values, reference, recipe, seed)
     seen = rebuilt(streams, layout, recipe, reference)
     assert list(seen) == list(layout)
@@ -70,7 +66,7 @@ def test_both_sides_rebuild_equal_weights_within_a_step(
 @settings(deadline=None)
 @given(layouts(), recipes, st.integers(0, 2**31))
 def test_tensors_added_singly_have_the_same_streams(layout: Layout, recipe: Recipe, seed: int) -> None:
-    values, reference = drawn(layout, seed), drawn(layout, seed + 1)
+    values, reference = random_tensors(layout, seed), random_tensors(layout, seed + 1)
     _, streams = written(values, reference, recipe, seed)
     whole = encode({name: values[name] - reference[name] for name in layout}, recipe, "weights", seed)
     assert {name: part.tobytes() for name, part in streams.tensors.items()} == {
@@ -79,7 +75,7 @@ def test_tensors_added_singly_have_the_same_streams(layout: Layout, recipe: Reci
 
 
 def test_equal_weights_have_zero_codes_and_scales() -> None:
-    values = drawn(LAYOUT, 1)
+    values = random_tensors(LAYOUT, 1)
     rounded, streams = written(values, values, INT4, 0)
     assert not streams.tensors[CODES].any()
     assert not streams.tensors[SCALES].any()
@@ -88,14 +84,14 @@ def test_equal_weights_have_zero_codes_and_scales() -> None:
 
 @pytest.mark.parametrize(("recipe", "remaining"), [(INT8, 1e-6), (INT4, 1e-4)], ids=["int8", "int4"])
 def test_repeated_differences_converge_to_constant_weights(recipe: Recipe, remaining: float) -> None:
-    values, state = drawn(LAYOUT, 1), {name: np.zeros(shape, np.float32) for name, shape in LAYOUT.items()}
+    values, state = random_tensors(LAYOUT, 1), zero_tensors(LAYOUT)
     for key in range(12):
         state, _ = written(values, state, recipe, key)
     assert max(float(np.abs(state[name] - values[name]).max()) for name in values) < remaining
 
 
 def test_rounding_errors_do_not_accumulate_over_rounds() -> None:
-    values, state = drawn(LAYOUT, 1), {name: np.zeros(shape, np.float32) for name, shape in LAYOUT.items()}
+    values, state = random_tensors(LAYOUT, 1), zero_tensors(LAYOUT)
     errors = []
     for key in range(300):
         values = {name: array + move for (name, array), move in zip(values.items(), _moves(key), strict=True)}
@@ -105,12 +101,12 @@ def test_rounding_errors_do_not_accumulate_over_rounds() -> None:
 
 
 def _moves(key: int) -> Iterator[Floats]:
-    yield from drawn(LAYOUT, key + 10, 0.1).values()
+    yield from random_tensors(LAYOUT, key + 10, 0.1).values()
 
 
 def test_rounding_of_differences_is_unbiased() -> None:
     """The mean of many roundings is the value itself: what clients learn from it has no bias."""
-    values, reference = drawn(LAYOUT, 1), drawn(LAYOUT, 2)
+    values, reference = random_tensors(LAYOUT, 1), random_tensors(LAYOUT, 2)
     states = [written(values, reference, INT4, key)[0] for key in range(400)]
     for name, exact in values.items():
         mean = np.mean([state[name] for state in states], axis=0)
@@ -138,7 +134,7 @@ def test_hostile_streams_are_refused_or_rebuild_the_layout(
         CODES: np.frombuffer(codes, np.uint8),
         SCALES: np.array(scales, np.float16),
     }
-    reference = drawn(LAYOUT, 1)
+    reference = random_tensors(LAYOUT, 1)
     try:
         seen = rebuilt(CodedStreams(streams), LAYOUT, recipe, reference)
     except BodyRefused:
@@ -149,8 +145,8 @@ def test_hostile_streams_are_refused_or_rebuild_the_layout(
 @settings(deadline=None)
 @given(st.sampled_from([INT8, INT4]), st.integers(0, 2**31), st.data())
 def test_a_flipped_stream_bit_is_refused_or_visible(recipe: Recipe, seed: int, data: st.DataObject) -> None:
-    reference = drawn(LAYOUT, seed)
-    rounded, streams = written(drawn(LAYOUT, seed + 1), reference, recipe, seed)
+    reference = random_tensors(LAYOUT, seed)
+    rounded, streams = written(random_tensors(LAYOUT, seed + 1), reference, recipe, seed)
     name = data.draw(st.sampled_from(sorted(streams.tensors)))
     raw = bytearray(streams.tensors[name].tobytes())
     place = data.draw(st.integers(0, 8 * len(raw) - 1))

@@ -16,6 +16,7 @@ from schemas.strategies.ca_pfl import CaPflOptions
 from schemas.wire.budget import encoded_bytes, fit_budget, min_bytes
 from schemas.wire.sparse import Mask
 from schemas.wire.streams import decode, encode
+from tests.scene.tensors import random_tensors
 
 RANK, RECIPE = 4, Recipe(reference="served", density=0.9, values="int8")
 SHAPES = {"q": (40, 40), "v": (24, 40)}
@@ -29,8 +30,7 @@ def update(layers: int = 2, seed: int = 0) -> dict[str, np.ndarray]:
     """An update whose units are equally large, so that importance alone decides."""
     adapter = lora_layout(layers, SHAPES, RANK)
     layout = in_order({**adapter, **prior_layout(adapter)})
-    rng = np.random.default_rng(seed)
-    return {name: rng.standard_normal(shape).astype(np.float32) for name, shape in layout.items()}
+    return random_tensors(layout, seed)
 
 
 def marks(
@@ -160,8 +160,7 @@ def test_sparse_places_fit_half_the_bitmap_bytes() -> None:
     wide = {"q": (400, 400), "v": (400, 400)}
     adapter = lora_layout(2, wide, RANK)
     layout = in_order({**adapter, **prior_layout(adapter)})
-    rng = np.random.default_rng(0)
-    tensors = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in layout.items()}
+    tensors = random_tensors(layout)
     bitmaps = sum(-(-values.size // 8) for values in tensors.values())
     at = unit_marks(tensors, lora_modules(tensors), flat(), span=0.25, cut=0.0)
     mask = fit_budget(at, 0.27, tensors, RECIPE, bitmaps // 2)

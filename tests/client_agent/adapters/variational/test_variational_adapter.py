@@ -18,6 +18,7 @@ from client_agent.training.loop import TrainingOutcome
 from schemas.messages.federations import AdapterPlan, TrainingPlan
 from schemas.strategies.ca_pfl import CaPflOptions
 from tests.scene.local_training import train_examples
+from tests.scene.tensors import zero_tensors
 
 PLAN = AdapterPlan(kind="lora", rank=3, scale=4.0, roles=("q", "v"))
 TRAINING = TrainingPlan(steps=6, batch_size=4, learning_rate=0.003, max_length=64)
@@ -38,16 +39,12 @@ def trained(
     return train_examples(base, adapter, examples, plan, seed=0, round_number=1, penalty=penalty)
 
 
-def zeros(adapter: VariationalAdapter) -> dict[str, np.ndarray]:
-    return {name: np.zeros(shape, np.float32) for name, shape in adapter.layout.items()}
-
-
 def test_training_moves_the_posterior_from_its_start(
     tiny: Callable[..., BaseModel], examples: list[Example]
 ) -> None:
     base = tiny()
     with placed(base) as adapter:
-        adapter.load(zeros(adapter))
+        adapter.load(zero_tensors(adapter.layout))
         before = adapter.private_state()
         trained(base, adapter, examples)
         after = adapter.private_state()
@@ -58,7 +55,7 @@ def test_training_moves_the_posterior_from_its_start(
 def test_posterior_has_its_own_learning_rate(tiny: Callable[..., BaseModel], examples: list[Example]) -> None:
     base = tiny()
     with placed(base) as adapter:
-        adapter.load(zeros(adapter))
+        adapter.load(zero_tensors(adapter.layout))
         begun = adapter.private_state()["posterior.u"]
         trained(base, adapter, examples, learning_rate=1e-9, weight_decay=0.1)
         assert np.abs(adapter.private_state()["posterior.u"] - begun).max() > 0.02
@@ -69,7 +66,7 @@ def test_loss_has_a_gradient_along_the_concentration(
 ) -> None:
     base = tiny()
     with placed(base, warm_rounds=0, alpha_s=1.0, alpha_p=1e-9, alpha_f=0.0) as adapter:
-        adapter.load(zeros(adapter))
+        adapter.load(zero_tensors(adapter.layout))
         parameters = adapter.named_parameters()
         torch.autograd.backward(adapter.penalty(examples, 64, 1)(parameters))
         u = parameters["posterior.u"]
@@ -86,7 +83,7 @@ def test_modules_and_ranks_have_their_own_importance(
 ) -> None:
     base = tiny()
     with placed(base) as adapter:
-        adapter.load(zeros(adapter))
+        adapter.load(zero_tensors(adapter.layout))
         trained(base, adapter, examples, steps=12)
         u = adapter.private_state()["posterior.u"]
     assert u.shape == (2, 2 * base.layers, 3)
@@ -100,7 +97,7 @@ def test_adapter_and_prior_travel_and_posterior_stays(tiny: Callable[..., BaseMo
         assert {name.rpartition(".")[2] for name in adapter.layout} == {"A", "B", "prior"}
         assert adapter.layout["l0.q.prior"] == (2, 3)
         assert not adapter.layout.keys() & adapter.private_state().keys()
-        served = zeros(adapter)
+        served = zero_tensors(adapter.layout)
         adapter.load(served)
         assert not adapter.state()["l0.q.prior"].any()  # where everybody starts: a = b = 2
 
@@ -110,7 +107,7 @@ def test_stored_states_are_restored_unchanged(
 ) -> None:
     base = tiny()
     with placed(base) as adapter:
-        adapter.load(zeros(adapter))
+        adapter.load(zero_tensors(adapter.layout))
         trained(base, adapter, examples)
         adapter.end_round()
         state, private = adapter.state(), adapter.private_state()
@@ -131,7 +128,7 @@ def test_mean_prior_is_moving_average_of_posteriors(
     served, sent, posteriors = 0.25, [], []
     with placed(base) as adapter:
         for client in range(2):
-            adapter.load({n: v + np.float32(served) for n, v in zeros(adapter).items()})
+            adapter.load({n: v + np.float32(served) for n, v in zero_tensors(adapter.layout).items()})
             rng = np.random.default_rng(client)
             u = rng.normal(size=adapter.private_state()["posterior.u"].shape).astype(np.float32)
             adapter.load_private(adapter.private_state() | {"posterior.u": u})
@@ -147,7 +144,7 @@ def test_mean_prior_is_moving_average_of_posteriors(
 def test_newcomers_posterior_starts_at_served_prior(tiny: Callable[..., BaseModel]) -> None:
     base = tiny()
     with placed(base) as adapter:
-        adapter.load({n: v + np.float32(0.5) for n, v in zeros(adapter).items()})
+        adapter.load({n: v + np.float32(0.5) for n, v in zero_tensors(adapter.layout).items()})
         u = adapter.private_state()["posterior.u"]
     np.testing.assert_allclose(posterior_of({"posterior.u": u}), START + 0.5, rtol=1e-5)
 
@@ -157,7 +154,7 @@ def test_successive_clients_start_from_the_same_weights(
 ) -> None:
     base = tiny()
     with placed(base) as adapter:
-        served = zeros(adapter)
+        served = zero_tensors(adapter.layout)
         adapter.load(served)
         first = adapter.state()
         trained(base, adapter, examples[:12])
@@ -174,7 +171,7 @@ def test_proximal_distance_holds_the_adapter_back(
     base, lengths = tiny(), []
     for alpha_f in (0.0, 100.0):
         with placed(base, alpha_f=alpha_f, alpha_s=0.0) as adapter:
-            adapter.load(zeros(adapter))
+            adapter.load(zero_tensors(adapter.layout))
             start = adapter.state()
             trained(base, adapter, examples, steps=12)
             end = adapter.state()
@@ -186,7 +183,7 @@ def test_repeated_round_is_equal_to_the_bit(tiny: Callable[..., BaseModel], exam
     base, priors = tiny(), []
     for _ in range(2):
         with placed(base) as adapter:
-            adapter.load(zeros(adapter))
+            adapter.load(zero_tensors(adapter.layout))
             trained(base, adapter, examples)
             priors.append({**adapter.state(), **adapter.private_state()})
     assert all(np.array_equal(priors[0][name], priors[1][name]) for name in priors[0])
