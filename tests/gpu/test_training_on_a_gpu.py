@@ -11,8 +11,7 @@ import torch
 
 from benchmarks.random_llama import Size, full_batch
 from client_agent.adapters.base import Adapter
-from client_agent.adapters.frames import random_frames
-from client_agent.adapters.inject import inject_lora, inject_pq
+from client_agent.adapters.inject import inject_lora
 from client_agent.model.examples import encode_all
 from client_agent.model.loading import BaseModel, load_base_model
 from client_agent.model.tokens import collate, pad_id
@@ -24,6 +23,7 @@ from client_agent.training.memory import held_bytes, step_memory
 from schemas.messages.federations import AdapterPlan, SignaturePlan, TrainingPlan
 from tests.gpu.conftest import ONE_BILLION, SEVEN_BILLION
 from tests.scene.local_training import train_examples
+from tests.scene.models import inject_random_pq
 from tests.scene.tiny_models import ARCHITECTURES, save_model
 
 GIB, MIB = 2**30, 2**20
@@ -32,10 +32,6 @@ LEAST_OF_FORETOLD, MOST_OF_FORETOLD = 0.5, 1.25
 ADAPTER = AdapterPlan(rank=32, blocks=4)
 every_number_of_bits = pytest.mark.parametrize("quantization", ["none", "nf4", "int8"])
 OneBillion = Callable[[Quantization], BaseModel]
-
-
-def injected(base: BaseModel) -> Adapter:
-    return inject_pq(base, ADAPTER, random_frames(base, ADAPTER, 0), gated=False)
 
 
 def trained(base: BaseModel, adapter: Adapter, size: Size, steps: int, **changes: bool) -> TrainingOutcome:
@@ -52,7 +48,7 @@ def trained(base: BaseModel, adapter: Adapter, size: Size, steps: int, **changes
 def scored_trained_scored(base: BaseModel, size: Size) -> None:
     """Score, train and score the bare model's adapter; each must see what the one before left."""
     examples = full_batch(size)
-    with injected(base) as adapter:
+    with inject_random_pq(base, ADAPTER) as adapter:
         before = evaluate(base, examples, max_length=size.length).loss
         losses = trained(base, adapter, size, steps=20).losses
         after = evaluate(base, examples, max_length=size.length).loss
@@ -71,8 +67,8 @@ def test_every_architecture_learns_in_every_number_of_bits(
     folder = save_model(tmp_path, model_type, hidden_size=64, head_dim=16, intermediate_size=64)
     base = load_base_model(folder, device=gpu, dtype=torch.bfloat16, quantization=quantization)
     size = Size(64, 64, 4, 4, 2, 64, batch=4, length=32)
-    for make in (injected, lambda model: inject_lora(model, ADAPTER)):
-        with make(base) as adapter:
+    for inject in (inject_random_pq, inject_lora):
+        with inject(base, ADAPTER) as adapter:
             losses = trained(base, adapter, size, steps=10).losses
         assert losses[-1] < losses[0] - 0.1
     first, again = (sketch_of(base, full_batch(size), SignaturePlan(dim=64)).vector for _ in range(2))
@@ -115,7 +111,7 @@ def test_checkpointing_saves_memory_and_changes_no_loss(
     peaks, first = [], []
     for checkpointing in (False, True):
         torch.cuda.reset_peak_memory_stats()
-        with injected(base) as adapter:
+        with inject_random_pq(base, ADAPTER) as adapter:
             outcome = trained(base, adapter, ONE_BILLION, steps=3, gradient_checkpointing=checkpointing)
         peaks.append(torch.cuda.max_memory_allocated())
         first.append(outcome.losses)
@@ -129,13 +125,13 @@ def test_a_step_needs_the_memory_that_was_foretold(
 ) -> None:
     base = one_billion(quantization)
     texts = encode_all(full_batch(ONE_BILLION), base.tokenizer, ONE_BILLION.length)
-    with injected(base) as adapter:
+    with inject_random_pq(base, ADAPTER) as adapter:
         foretold = step_memory(base, adapter, collate(texts, pad=pad_id(base.tokenizer)).to(gpu))
     tokens = ONE_BILLION.batch * ONE_BILLION.length
     for checkpointing, most in ((False, foretold.step), (True, foretold.recomputing_step)):
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
-        with injected(base) as adapter:
+        with inject_random_pq(base, ADAPTER) as adapter:
             trained(base, adapter, ONE_BILLION, steps=3, gradient_checkpointing=checkpointing)
         taken = (torch.cuda.max_memory_allocated() - before) / most(tokens)
         print(f"{quantization=} {checkpointing=}: {taken:.2f} of what was foretold")
@@ -151,7 +147,7 @@ def test_memory_is_flat_over_fifty_rounds(
     examples = full_batch(size)
     allocated = []
     for _ in range(50):
-        with injected(base) as adapter:
+        with inject_random_pq(base, ADAPTER) as adapter:
             evaluate(base, examples, max_length=size.length)
             trained(base, adapter, size, steps=2)
             evaluate(base, examples, max_length=size.length)

@@ -38,7 +38,9 @@ def split_tensors(values: NDArray[np.generic], shapes: Shapes) -> dict[str, NDAr
     return tensors
 
 
-def assert_same_bytes(one: Mapping[str, NDArray[np.generic]], other: Mapping[str, NDArray[np.generic]]) -> None:
+def assert_same_bytes(
+    one: Mapping[str, NDArray[np.generic]], other: Mapping[str, NDArray[np.generic]]
+) -> None:
     """Fail unless both have the same tensors, to the last bit."""
     assert {name: v.tobytes() for name, v in one.items()} == {name: v.tobytes() for name, v in other.items()}
 

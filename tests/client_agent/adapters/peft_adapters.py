@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import torch
 
 from client_agent.adapters.base import Adapter, LoraFactors
 from client_agent.adapters.frames import random_frames
@@ -30,11 +29,6 @@ PLANS = {
 }
 
 IDS = [[1, 5, 9, 14, 7, 22, 30, 6, 11]]
-
-
-def logits_of(base: BaseModel) -> np.ndarray:
-    with torch.no_grad():
-        return base.model(input_ids=torch.tensor(IDS)).logits.numpy()  # type: ignore[operator]
 
 
 def random_adapter(base: BaseModel, name: str) -> Adapter:

@@ -14,26 +14,19 @@ from client_agent.adapters.frames import frame_of, random_frames
 from client_agent.adapters.inject import inject_lora, inject_pq
 from client_agent.adapters.layers import PQLinear
 from client_agent.errors import AdapterInPlace, LayoutMismatch
-from client_agent.model.forward import answer_logits
 from client_agent.model.loading import BaseModel
-from client_agent.model.tokens import collate, encode, pad_id
 from schemas.maths.adapter import lora_layout
 from schemas.messages.federations import AdapterPlan
+from tests.scene.models import answer_logits_of, inject_random_pq
 from tests.scene.tensors import random_tensors
 
 PLAN = AdapterPlan(rank=8, blocks=2)
 
 
-def logits_of(base: BaseModel) -> torch.Tensor:
-    batch = collate([encode(base.tokenizer, "rev abc=", "cba", max_length=64)], pad=pad_id(base.tokenizer))
-    with torch.no_grad():
-        return answer_logits(base, batch)[0]
-
-
 def test_last_layer_of_each_block_is_wrapped(tiny: Callable[..., BaseModel]) -> None:
     for layers, ends in ((4, [1, 3]), (5, [1, 4]), (7, [2, 6])):
         base = tiny(num_hidden_layers=layers)
-        with inject_pq(base, PLAN, random_frames(base, PLAN, 0), gated=False):
+        with inject_random_pq(base, PLAN):
             wrapped = {
                 int(path.split(".")[2])
                 for path, module in base.model.named_modules()
@@ -46,7 +39,7 @@ def test_tensor_names_do_not_depend_on_depth(tiny: Callable[..., BaseModel]) -> 
     names = []
     for layers in (4, 7):
         base = tiny(num_hidden_layers=layers)
-        with inject_pq(base, PLAN, random_frames(base, PLAN, 0), gated=False) as adapter:
+        with inject_random_pq(base, PLAN) as adapter:
             names.append(list(adapter.layout))
     assert names[0] == names[1]
     assert "b1.down.P" in names[0]
@@ -80,7 +73,7 @@ def test_roles_outside_the_plan_stay_unwrapped(tiny: Callable[..., BaseModel]) -
 
 
 def make_pq(base: BaseModel) -> Adapter:
-    return inject_pq(base, PLAN, random_frames(base, PLAN, 0), gated=False)
+    return inject_random_pq(base, PLAN)
 
 
 def make_lora(base: BaseModel) -> Adapter:
@@ -92,14 +85,14 @@ def test_removed_adapter_restores_the_model_exactly(
     tiny: Callable[..., BaseModel], make: Callable[[BaseModel], Adapter]
 ) -> None:
     base = tiny()
-    before = logits_of(base)
+    before = answer_logits_of(base)
     modules = dict(base.model.named_modules())
     attributes = set(vars(base.model))
     with make(base) as adapter:
         adapter.load(random_tensors(adapter.layout))
-        assert not torch.equal(logits_of(base), before)
+        assert not torch.equal(answer_logits_of(base), before)
     adapter.remove()
-    assert torch.equal(logits_of(base), before)
+    assert torch.equal(answer_logits_of(base), before)
     after = dict(base.model.named_modules())
     assert after.keys() == modules.keys()
     assert all(after[path] is module for path, module in modules.items())
@@ -111,10 +104,10 @@ def test_model_is_bare_after_failed_load(
     tiny: Callable[..., BaseModel], make: Callable[[BaseModel], Adapter]
 ) -> None:
     base = tiny()
-    before = logits_of(base)
+    before = answer_logits_of(base)
     with pytest.raises(LayoutMismatch), make(base) as adapter:
         adapter.load({})
-    assert torch.equal(logits_of(base), before)
+    assert torch.equal(answer_logits_of(base), before)
 
 
 @pytest.mark.parametrize("make", [make_pq, make_lora])
@@ -164,7 +157,7 @@ def test_model_with_fewer_layers_than_blocks_is_refused(tiny: Callable[..., Base
     base = tiny()
     deep = AdapterPlan(rank=8, blocks=5)
     with pytest.raises(LayoutMismatch, match="4 layers cannot be cut into 5 blocks"):
-        inject_pq(base, deep, random_frames(base, deep, 0), gated=False)
+        inject_random_pq(base, deep)
 
 
 def test_second_adapter_is_refused(tiny: Callable[..., BaseModel]) -> None:
@@ -189,12 +182,12 @@ def test_gates_are_private_and_merged_state_equals_mixture(tiny: Callable[..., B
         gates = {name: np.float32(0.5 * i - 3) for i, name in enumerate(adapter.private_state())}
         assert len(gates) == len(frames)
         adapter.load_private({name: np.array(value) for name, value in gates.items()})
-        merged, mixed = adapter.merged_state(), logits_of(base)
+        merged, mixed = adapter.merged_state(), answer_logits_of(base)
         b = 1 / (1 + np.exp(-gates["b1.v.gate"]))
         np.testing.assert_allclose(merged["b1.v.P"], (1 - 2 * b) * local["b1.v.P"], rtol=1e-4, atol=1e-5)
     with inject_pq(base, PLAN, frames, gated=False) as adapter:
         adapter.load(merged)
-        torch.testing.assert_close(logits_of(base), mixed)
+        torch.testing.assert_close(answer_logits_of(base), mixed)
         with pytest.raises(AdapterInPlace):
             adapter.load_global(served)
 
@@ -221,11 +214,11 @@ def test_frames_have_their_own_learning_rates(
 def test_lora_adapts_all_layers_with_contract_names(each_architecture: BaseModel) -> None:
     base = each_architecture
     plan = AdapterPlan(kind="lora", rank=4, scale=3.0, roles=("q", "v", "down"))
-    before = logits_of(base)
+    before = answer_logits_of(base)
     with inject_lora(base, plan) as adapter:
         shapes = {role: base.shapes[role] for role in plan.roles}
         assert adapter.layout == lora_layout(base.layers, shapes, 4)
-        assert torch.equal(logits_of(base), before)
+        assert torch.equal(answer_logits_of(base), before)
         state = adapter.state()
         assert all(not values.any() for name, values in state.items() if name.endswith(".B"))
         state["l0.q.B"] = np.ones_like(state["l0.q.B"])
@@ -264,9 +257,9 @@ def test_repeated_rounds_leave_no_tensors_or_hooks(tiny: Callable[..., BaseModel
         return sum(issubclass(type(thing), torch.Tensor) for thing in gc.get_objects())
 
     def one_round() -> None:
-        with inject_pq(base, PLAN, random_frames(base, PLAN, 0), gated=True) as adapter:
+        with inject_random_pq(base, PLAN, gated=True) as adapter:
             adapter.load(random_tensors(adapter.layout))
-            logits_of(base)
+            answer_logits_of(base)
 
     one_round()
     before = tensors()

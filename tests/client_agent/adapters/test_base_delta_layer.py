@@ -21,16 +21,11 @@ from client_agent.rounds.strategy import load_strategy
 from schemas.maths.factors import Factors
 from schemas.messages.federations import AdapterPlan, TrainingPlan
 from tests.scene.local_training import train_examples
+from tests.scene.models import logits_array
 from tests.scene.tensors import random_tensors
 
 PLAN = AdapterPlan(kind="lora", rank=4, roles=("q", "v", "down"), scale=1.5)
 IDS = torch.tensor([[1, 5, 9, 14, 7, 22, 30, 6, 11]])
-
-
-def logits(base: BaseModel) -> np.ndarray:
-    model: Any = base.model
-    with torch.no_grad():
-        return np.asarray(model(input_ids=IDS).logits.float())
 
 
 def random_base_delta(base: BaseModel) -> dict[str, Factors]:
@@ -60,17 +55,17 @@ def write_into(base: BaseModel, base_delta: dict[str, Factors]) -> None:
 
 def test_base_delta_acts_as_changed_base_weights(each_architecture: BaseModel) -> None:
     base = each_architecture
-    bare, base_delta = logits(base), random_base_delta(base)
+    bare, base_delta = logits_array(base, IDS), random_base_delta(base)
     with inject_lora(base, PLAN) as adapter:
         adapter.load_base_delta(base_delta)
         with pytest.raises(AdapterInPlace):
             require_bare(base)
-        changed = logits(base)
+        changed = logits_array(base, IDS)
         adapter.load_base_delta(base_delta)  # again is as good as once
-        np.testing.assert_array_equal(logits(base), changed)
-    np.testing.assert_array_equal(logits(base), bare)
+        np.testing.assert_array_equal(logits_array(base, IDS), changed)
+    np.testing.assert_array_equal(logits_array(base, IDS), bare)
     write_into(base, base_delta)
-    np.testing.assert_allclose(changed, logits(base), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(changed, logits_array(base, IDS), rtol=1e-4, atol=1e-5)
     assert np.abs(changed - bare).max() > 0.05
 
 

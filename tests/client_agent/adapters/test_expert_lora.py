@@ -20,17 +20,13 @@ from schemas.maths.bank import bank_tensors, expert_tensors
 from schemas.maths.start import from_start
 from schemas.messages.federations import AdapterPlan, TrainingPlan
 from tests.scene.local_training import train_examples
+from tests.scene.models import logits_of
 from tests.scene.tensors import random_tensors
 
 PLAN = AdapterPlan(kind="lora", rank=3, scale=0.5, roles=("q", "k", "v", "down"))
 TRAINING = TrainingPlan(steps=2, batch_size=4, max_length=64)
 IDS = torch.tensor([[1, 5, 9, 14, 7, 22], [1, 8, 30, 6, 11, 2]])
 EXPERTS = (0, 1, 4)
-
-
-def logits(base: BaseModel) -> torch.Tensor:
-    with torch.no_grad():
-        return base.model(input_ids=IDS).logits  # type: ignore[operator]
 
 
 def bank_of(base: BaseModel, *, trained: bool = True) -> ExpertLora:
@@ -49,9 +45,9 @@ def test_bank_equals_weighted_sum_of_its_loras(
     alphas = [1.0, *([1.0, 1.0] if weights is None else weights.tolist())]
     state: dict[str, np.ndarray] = {}
     with bank_of(base) as adapter:
-        bare = logits(base)
+        bare = logits_of(base, IDS)
         adapter.select((4, 1), weights)
-        mixed, lora = logits(base), adapter.as_lora()
+        mixed, lora = logits_of(base, IDS), adapter.as_lora()
         state = adapter.state()
     stacked = {}  # an ordinary LoRA of three times the rank has the ranks side by side
     for name in expert_tensors(0, state):
@@ -62,7 +58,7 @@ def test_bank_equals_weighted_sum_of_its_loras(
             stacked[name] = np.concatenate([a * p for a, p in zip(alphas, parts, strict=True)], axis=1)
     with inject_lora(base, PLAN.model_copy(update={"rank": 9}), seed=0) as whole:
         whole.load(stacked)
-        torch.testing.assert_close(mixed, logits(base), atol=2e-5, rtol=1e-4)
+        torch.testing.assert_close(mixed, logits_of(base, IDS), atol=2e-5, rtol=1e-4)
         for path, factors in whole.as_lora().items():
             np.testing.assert_allclose(lora[path].B @ lora[path].A, factors.B @ factors.A, atol=1e-5)
     assert (mixed - bare).abs().max() > 0.05
@@ -72,18 +68,18 @@ def test_token_weights_act_on_their_token_only(tiny: Callable[..., BaseModel]) -
     base = tiny()
     with bank_of(base) as adapter:
         adapter.select((1,))
-        whole = logits(base)
+        whole = logits_of(base, IDS)
         adapter.select(())
-        shared = logits(base)
+        shared = logits_of(base, IDS)
         by_token = torch.ones(2, 6, 1)
         by_token[1, 3:] = 0.0
         adapter.select((1,), by_token)
-        mixed = logits(base)
+        mixed = logits_of(base, IDS)
         torch.testing.assert_close(mixed[0], whole[0])
         torch.testing.assert_close(mixed[1, :3], whole[1, :3])
         assert (mixed[1, 3:] - whole[1, 3:]).abs().max() > 0.01
         adapter.weigh(torch.zeros(2, 6, 1))
-        torch.testing.assert_close(logits(base), shared)
+        torch.testing.assert_close(logits_of(base, IDS), shared)
         with pytest.raises(AdapterInPlace, match="by token"):
             adapter.as_lora()
 
@@ -92,10 +88,10 @@ def test_experts_start_silent_with_distinct_scaled_a(tiny: Callable[..., BaseMod
     """The reference drew A sqrt(rank) times too small (B1), and one seed would make all experts equal."""
     base = tiny(hidden_size=64)
     plan = PLAN.model_copy(update={"rank": 16})
-    bare = logits(base)
+    bare = logits_of(base, IDS)
     with ExpertLora(base, plan, EXPERTS, seed=7) as adapter:
         adapter.select((1,))
-        torch.testing.assert_close(logits(base), bare, atol=0, rtol=0)
+        torch.testing.assert_close(logits_of(base, IDS), bare, atol=0, rtol=0)
         state = adapter.state()
         for name, values in state.items():
             if name.endswith(".B"):
@@ -152,7 +148,7 @@ def test_gradient_checkpointing_gives_the_same_training(
 
 def test_bank_refuses_unfit_experts_and_removes_cleanly(tiny: Callable[..., BaseModel]) -> None:
     base = tiny()
-    before = logits(base)
+    before = logits_of(base, IDS)
     adapter = bank_of(base)
     assert lowest_adapted_layer(base) == 0
     for specialists in ((0,), (2,)):
@@ -162,7 +158,7 @@ def test_bank_refuses_unfit_experts_and_removes_cleanly(tiny: Callable[..., Base
         adapter.load(bank_tensors(0, random_tensors(adapter.expert_layout, scale=0.2)))
     adapter.remove()
     require_bare(base)
-    torch.testing.assert_close(logits(base), before)
+    torch.testing.assert_close(logits_of(base, IDS), before)
     with pytest.raises(LayoutMismatch, match="shared expert"):
         ExpertLora(base, PLAN, (1, 2), seed=0)
     with pytest.raises(LayoutMismatch, match="no tensor of a bank"):

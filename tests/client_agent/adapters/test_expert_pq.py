@@ -19,16 +19,12 @@ from client_agent.model.loading import BaseModel
 from schemas.maths.bank import expert_tensors
 from schemas.messages.federations import AdapterPlan, TrainingPlan
 from tests.scene.local_training import train_examples
+from tests.scene.models import logits_of
 from tests.scene.tensors import random_tensors
 
 PLAN = AdapterPlan(rank=4, blocks=2, scale=1.5, roles=("q", "v", "down"))
 IDS = torch.tensor([[1, 5, 9, 14, 7, 22], [1, 8, 30, 6, 11, 2]])
 EXPERTS = (0, 2, 3)
-
-
-def logits(base: BaseModel) -> torch.Tensor:
-    with torch.no_grad():
-        return base.model(input_ids=IDS).logits  # type: ignore[operator]
 
 
 def framed(base: BaseModel, plan: AdapterPlan = PLAN) -> Frames:
@@ -43,18 +39,18 @@ def test_mixture_equals_summed_p_and_q(
     base = tiny(architecture)
     alphas = [1.0, *([1.0, 1.0] if weights is None else weights.tolist())]
     with ExpertPQ(base, PLAN, framed(base), EXPERTS) as adapter:
-        bare = logits(base)
+        bare = logits_of(base, IDS)
         state = random_tensors(adapter.layout, scale=0.3)
         adapter.load(state)
         adapter.select((3, 2), weights)
-        mixed, lora = logits(base), adapter.as_lora()
+        mixed, lora = logits_of(base, IDS), adapter.as_lora()
         adapter.weigh(torch.tensor(alphas[1:]).expand(2, 6, 2))
-        torch.testing.assert_close(logits(base), mixed, atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(logits_of(base, IDS), mixed, atol=1e-5, rtol=1e-4)
     parts = [expert_tensors(k, state) for k in (0, 3, 2)]
     summed = {n: sum(a * p[n] for a, p in zip(alphas, parts, strict=True)) for n in parts[0]}
     with inject_pq(base, PLAN, framed(base), gated=False) as whole:
         whole.load({name: np.float32(values) for name, values in summed.items()})
-        torch.testing.assert_close(mixed, logits(base), atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(mixed, logits_of(base, IDS), atol=1e-5, rtol=1e-4)
         for path, factors in whole.as_lora().items():
             np.testing.assert_allclose(lora[path].B, factors.B, atol=1e-5)
             assert lora[path].bias is not None

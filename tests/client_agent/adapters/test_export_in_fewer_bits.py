@@ -23,6 +23,7 @@ from tests.client_agent.adapters.peft_adapters import (
     random_adapter,
     without_shifts,
 )
+from tests.scene.models import logits_array
 
 ROUNDING = 0.03  # of the logits' own size; bfloat16 keeps 8 bits of each number, layer after layer
 HELD: dict[str, tuple[Quantization, torch.dtype]] = {
@@ -36,17 +37,12 @@ def size(values: np.ndarray) -> float:
     return float(np.sqrt(np.square(values, dtype=np.float64).mean()))
 
 
-def logits(model: Any) -> np.ndarray:
-    with torch.no_grad():
-        return np.array(model(input_ids=torch.tensor(IDS)).logits.float().numpy())
-
-
 def by_peft(source: str, checkpoint: Path, quantization: Quantization, dtype: torch.dtype) -> np.ndarray:
     """Return the logits of the checkpoint as public peft loads it."""
     config = bits_and_bytes(quantization, dtype)
     base: Any = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, quantization_config=config)
     keep_differentiable(base)  # models as narrow as these cannot be repacked
-    return logits(PeftModel.from_pretrained(base, checkpoint).eval())
+    return logits_array(PeftModel.from_pretrained(base, checkpoint).eval(), IDS)
 
 
 @pytest.mark.filterwarnings("ignore")  # of how public code calls other public code
@@ -58,10 +54,10 @@ def test_export_on_equally_loaded_base_differs_by_rounding(
     source, (quantization, dtype) = saved_model(architecture), HELD[precision]
     base = load_base_model(source, device=torch.device("cpu"), dtype=dtype, quantization=quantization)
     assert precision_of(base.model) == precision
-    bare = logits(base.model)
+    bare = logits_array(base.model, IDS)
     with random_adapter(base, EVERYTHING) as adapter:
         without_shifts(adapter)
-        expected = logits(base.model)
+        expected = logits_array(base.model, IDS)
         write_checkpoint(tmp_path, factors_of(adapter), base, source)
     same_way = size(by_peft(source, tmp_path, quantization, dtype) - expected)
     in_float32 = size(by_peft(source, tmp_path, "none", torch.float32) - expected)

@@ -24,10 +24,10 @@ from tests.client_agent.adapters.peft_adapters import (
     IDS,
     PLANS,
     factors_of,
-    logits_of,
     random_adapter,
     without_shifts,
 )
+from tests.scene.models import logits_array
 from tests.scene.tiny_models import ARCHITECTURES
 
 CASES = [(architecture, EVERYTHING) for architecture in ARCHITECTURES]
@@ -74,10 +74,10 @@ def exported(
     for i, (architecture, name) in enumerate(CASES):
         source = saved_model(architecture, num_hidden_layers=11 if name == "deep" else 4)
         base = load_base_model(source, device=torch.device("cpu"))
-        bare = logits_of(base)
+        bare = logits_array(base, IDS)
         with random_adapter(base, name) as adapter:
             without_shifts(adapter)
-            export = Exported(folder / f"{i}", logits_of(base), bare, folder / f"{i}.npy")
+            export = Exported(folder / f"{i}", logits_array(base, IDS), bare, folder / f"{i}.npy")
             write_checkpoint(export.checkpoint, factors_of(adapter), base, source)
         exports[architecture, name] = export
         cases.append(
@@ -139,16 +139,20 @@ def test_bias_is_refused_in_a_checkpoint(tiny: Callable[..., BaseModel], tmp_pat
 
 def test_checkpoint_loads_and_unloads_without_trace(tiny: Callable[..., BaseModel], tmp_path: Path) -> None:
     base = tiny()
-    bare, modules, attributes = logits_of(base), dict(base.model.named_modules()), set(vars(base.model))
+    bare, modules, attributes = (
+        logits_array(base, IDS),
+        dict(base.model.named_modules()),
+        set(vars(base.model)),
+    )
     with random_adapter(base, EVERYTHING) as adapter:
         without_shifts(adapter)
-        acting = logits_of(base)
+        acting = logits_array(base, IDS)
         write_checkpoint(tmp_path, factors_of(adapter), base, "somewhere")
         with pytest.raises(AdapterInPlace), checkpoint_in_place(base, tmp_path):
             pass
     with checkpoint_in_place(base, tmp_path):
-        np.testing.assert_allclose(logits_of(base), acting, rtol=1e-5, atol=1e-5)
-    np.testing.assert_array_equal(logits_of(base), bare)
+        np.testing.assert_allclose(logits_array(base, IDS), acting, rtol=1e-5, atol=1e-5)
+    np.testing.assert_array_equal(logits_array(base, IDS), bare)
     assert dict(base.model.named_modules()) == modules
     assert set(vars(base.model)) == attributes
 

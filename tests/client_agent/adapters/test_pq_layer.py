@@ -9,14 +9,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as nnf
 
-from client_agent.adapters.frames import random_frames
-from client_agent.adapters.inject import inject_pq
 from client_agent.adapters.layers import PQCore, PQLinear
 from client_agent.model.forward import answer_logits
 from client_agent.model.loading import BaseModel
 from client_agent.model.tokens import collate, encode, pad_id
 from schemas.maths.adapter import block_modules, pq_layout
 from schemas.messages.federations import ALL_ROLES, AdapterPlan
+from tests.scene.models import inject_random_pq
 
 PLAN = AdapterPlan(rank=8, blocks=2)
 
@@ -41,7 +40,7 @@ def test_pq_starts_silent_with_nonzero_gradients(
     texts = [encode(base.tokenizer, "rev abc=", "cba", max_length=64)]
     batch = collate(texts, pad=pad_id(base.tokenizer))
     bare, _ = answer_logits(base, batch)
-    with inject_pq(base, PLAN, random_frames(base, PLAN, 0), gated=False) as adapter:
+    with inject_random_pq(base, PLAN) as adapter:
         logits, targets = answer_logits(base, batch)
         assert torch.equal(logits, bare)
         nnf.cross_entropy(logits, targets).backward()  # type: ignore[no-untyped-call]
@@ -112,6 +111,6 @@ def test_travelling_tensors_do_not_depend_on_model_width(tiny: Callable[..., Bas
         {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 6},
     ):
         base = tiny("qwen2", **changes)
-        with inject_pq(base, PLAN, random_frames(base, PLAN, 0), gated=False) as adapter:
+        with inject_random_pq(base, PLAN) as adapter:
             layouts.append({name: values.shape for name, values in adapter.state().items()})
     assert layouts[0] == layouts[1] == pq_layout(block_modules(2, ALL_ROLES), 8)

@@ -8,17 +8,15 @@ import numpy as np
 import pytest
 import torch
 
-from client_agent.adapters.base import Adapter
 from client_agent.adapters.frames import frame_of, random_frames
 from client_agent.adapters.inject import inject_lora, inject_pq
 from client_agent.errors import AdapterInPlace, LayoutMismatch
 from client_agent.model.examples import Example
-from client_agent.model.forward import answer_logits
 from client_agent.model.loading import BaseModel
-from client_agent.model.tokens import collate, encode, pad_id
 from schemas.maths.adapter import block_modules, lora_layout, pq_layout
 from schemas.messages.federations import ALL_ROLES, AdapterPlan, TrainingPlan
 from tests.scene.local_training import train_examples
+from tests.scene.models import answer_logits_of, inject_random_pq
 from tests.scene.tensors import random_tensors, zero_tensors
 
 BOTH = AdapterPlan(rank=8, blocks=2, scale=1.5, same_architecture_rank=3, private_rank=2)
@@ -27,21 +25,11 @@ PRIVATE = BOTH.model_copy(update={"same_architecture_rank": 0})
 each_plan = pytest.mark.parametrize("plan", [BOTH, SHARED, PRIVATE], ids=["both", "shared", "private"])
 
 
-def injected(base: BaseModel, plan: AdapterPlan = BOTH, *, gated: bool = False) -> Adapter:
-    return inject_pq(base, plan, random_frames(base, plan, 0), gated=gated)
-
-
-def logits_of(base: BaseModel) -> torch.Tensor:
-    batch = collate([encode(base.tokenizer, "rev abc=", "cba", max_length=64)], pad=pad_id(base.tokenizer))
-    with torch.no_grad():
-        return answer_logits(base, batch)[0]
-
-
 @each_plan
 def test_shared_ranks_travel_and_private_ones_stay(each_architecture: BaseModel, plan: AdapterPlan) -> None:
     base = each_architecture
     roles = [role for role in ALL_ROLES if role in base.shapes]
-    with injected(base, plan) as adapter:
+    with inject_random_pq(base, plan) as adapter:
         layout = pq_layout(block_modules(2, roles), 8)
         if plan.same_architecture_rank:
             layout |= lora_layout(base.layers, base.shapes, 3)
@@ -59,14 +47,18 @@ def test_adapter_starts_silent_and_leaves_the_model_bare(
     each_architecture: BaseModel, plan: AdapterPlan
 ) -> None:
     base = each_architecture
-    before, modules, attributes = logits_of(base), dict(base.model.named_modules()), set(vars(base.model))
-    with injected(base, plan) as adapter:
-        torch.testing.assert_close(logits_of(base), before, rtol=0, atol=1e-6)
+    before, modules, attributes = (
+        answer_logits_of(base),
+        dict(base.model.named_modules()),
+        set(vars(base.model)),
+    )
+    with inject_random_pq(base, plan) as adapter:
+        torch.testing.assert_close(answer_logits_of(base), before, rtol=0, atol=1e-6)
         adapter.load(random_tensors(adapter.state(), scale=0.2))
         adapter.load_private(random_tensors(adapter.private_state(), 1, 0.2))
-        assert not torch.allclose(logits_of(base), before, atol=1e-2)
+        assert not torch.allclose(answer_logits_of(base), before, atol=1e-2)
     adapter.remove()
-    assert torch.equal(logits_of(base), before)
+    assert torch.equal(answer_logits_of(base), before)
     after = dict(base.model.named_modules())
     assert after.keys() == modules.keys()
     assert all(after[path] is module for path, module in modules.items())
@@ -76,7 +68,7 @@ def test_adapter_starts_silent_and_leaves_the_model_bare(
 def test_output_is_sum_of_shared_private_and_pq(tiny: Callable[..., BaseModel]) -> None:
     base = tiny()
     frames = random_frames(base, BOTH, 0)
-    with injected(base) as adapter:
+    with inject_random_pq(base, BOTH) as adapter:
         state, private = (
             random_tensors(adapter.state(), scale=0.2),
             random_tensors(adapter.private_state(), 1, 0.2),
@@ -102,7 +94,7 @@ def test_output_is_sum_of_shared_private_and_pq(tiny: Callable[..., BaseModel]) 
 
 @each_plan
 def test_loaded_states_are_read_back_in_any_order(tiny: Callable[..., BaseModel], plan: AdapterPlan) -> None:
-    with injected(tiny(), plan) as adapter:
+    with inject_random_pq(tiny(), plan) as adapter:
         state, private = (
             random_tensors(adapter.state(), scale=0.2),
             random_tensors(adapter.private_state(), 1, 0.2),
@@ -118,7 +110,7 @@ def test_loaded_states_are_read_back_in_any_order(tiny: Callable[..., BaseModel]
 
 
 def test_unfit_tensors_are_refused_and_change_nothing(tiny: Callable[..., BaseModel]) -> None:
-    with injected(tiny()) as adapter:
+    with inject_random_pq(tiny(), BOTH) as adapter:
         for load, read in (
             (adapter.load, adapter.state),
             (adapter.load_private, adapter.private_state),
@@ -141,7 +133,7 @@ def test_zero_shared_ranks_start_with_drawn_a(
     tiny: Callable[..., BaseModel],
 ) -> None:
     """A newcomer of a base model that nobody else has gets P, Q from others and zeros for its LoRA."""
-    with injected(tiny()) as adapter:
+    with inject_random_pq(tiny(), BOTH) as adapter:
         start = adapter.state()
         private = random_tensors(adapter.private_state(), scale=0.2)
         adapter.load_private(private)
@@ -156,7 +148,7 @@ def test_zero_shared_ranks_start_with_drawn_a(
 def test_shared_ranks_start_equal_with_any_private_rank(tiny: Callable[..., BaseModel]) -> None:
     starts = []
     for plan in (BOTH, SHARED):
-        with injected(tiny(), plan) as adapter:
+        with inject_random_pq(tiny(), plan) as adapter:
             starts.append(adapter.state()["l2.up.A"])
     np.testing.assert_array_equal(*starts)
 
@@ -201,7 +193,7 @@ def test_all_tensors_train_without_selected_modules(
 
 def test_gates_work_with_private_but_not_shared_ranks(tiny: Callable[..., BaseModel]) -> None:
     base = tiny()
-    with injected(base, PRIVATE, gated=True) as adapter:
+    with inject_random_pq(base, PRIVATE, gated=True) as adapter:
         served = random_tensors(adapter.state(), 1, 0.2)
         adapter.load(random_tensors(adapter.state(), scale=0.2))
         adapter.load_global(served)
@@ -211,23 +203,23 @@ def test_gates_work_with_private_but_not_shared_ranks(tiny: Callable[..., BaseMo
         adapter.load_private(private)
         np.testing.assert_allclose(adapter.merged_state()["b0.q.P"], served["b0.q.P"], atol=1e-6)
         assert adapter.private_state()["b0.q.gate"] == 30.0
-    with injected(base, BOTH, gated=True) as adapter, pytest.raises(AdapterInPlace, match="mix gate"):
+    with inject_random_pq(base, BOTH, gated=True) as adapter, pytest.raises(AdapterInPlace, match="mix gate"):
         adapter.load_global(adapter.state())
 
 
 def test_model_is_bare_after_unfit_frames(tiny: Callable[..., BaseModel]) -> None:
     base, wider = tiny(), tiny(hidden_size=64)
-    before = logits_of(base)
+    before = answer_logits_of(base)
     with pytest.raises(LayoutMismatch, match="alignment pack"):
         inject_pq(base, BOTH, random_frames(wider, BOTH, 0), gated=False)
-    assert torch.equal(logits_of(base), before)
-    with injected(base), pytest.raises(AdapterInPlace):
-        injected(base)
+    assert torch.equal(answer_logits_of(base), before)
+    with inject_random_pq(base, BOTH), pytest.raises(AdapterInPlace):
+        inject_random_pq(base, BOTH)
 
 
 def test_adapter_as_one_lora_has_summed_rank(each_architecture: BaseModel) -> None:
     base = each_architecture
-    with injected(base) as adapter:
+    with inject_random_pq(base, BOTH) as adapter:
         adapter.load(random_tensors(adapter.state(), scale=0.2))
         adapter.load_private(random_tensors(adapter.private_state(), 1, 0.2))
         factors = adapter.as_lora()

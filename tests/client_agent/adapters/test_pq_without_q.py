@@ -11,25 +11,19 @@ import pytest
 import safetensors.numpy
 import torch
 
-from client_agent.adapters.base import Adapter
 from client_agent.adapters.frames import random_frames
-from client_agent.adapters.inject import inject_pq
 from client_agent.adapters.peft_export import checkpoint_in_place, write_checkpoint
 from client_agent.adapters.peft_folder import CONFIG, TENSORS
 from client_agent.adapters.provenance import origin_of, require_same
 from client_agent.errors import LayoutMismatch, ProvenanceMismatch
 from client_agent.model.loading import BaseModel, load_base_model
 from schemas.messages.federations import AdapterPlan
-from tests.client_agent.adapters.test_adapters import logits_of
+from tests.scene.models import answer_logits_of, inject_random_pq
 from tests.scene.tensors import random_tensors, zero_tensors
 
 WITH_Q = AdapterPlan(rank=4, blocks=2, scale=1.5)
 WITHOUT_Q = WITH_Q.model_copy(update={"bias": False})
 BESIDE_LORA = {"same_architecture_rank": 2, "private_rank": 1}
-
-
-def injected(base: BaseModel, plan: AdapterPlan, *, gated: bool = False) -> Adapter:
-    return inject_pq(base, plan, random_frames(base, plan, 0), gated=gated)
 
 
 @pytest.mark.parametrize("gated", [False, True])
@@ -39,7 +33,7 @@ def test_adapter_without_q_equals_zero_q(
 ) -> None:
     base = tiny(architecture)
     logits = []
-    with injected(base, WITHOUT_Q, gated=gated) as adapter:
+    with inject_random_pq(base, WITHOUT_Q, gated=gated) as adapter:
         state = random_tensors(adapter.layout)
         adapter.load(state)
         if gated:
@@ -48,17 +42,17 @@ def test_adapter_without_q_equals_zero_q(
         assert merged.keys() == state.keys()
         assert all(name.endswith(".P") for name in state)
         assert all(lora.bias is None for lora in adapter.as_lora().values())
-        logits.append(logits_of(base))
-    with injected(base, WITH_Q) as adapter:
+        logits.append(answer_logits_of(base))
+    with inject_random_pq(base, WITH_Q) as adapter:
         zeros = zero_tensors(adapter.layout)
         adapter.load(zeros | merged)
-        logits.append(logits_of(base))
+        logits.append(answer_logits_of(base))
     torch.testing.assert_close(*logits)
 
 
 def test_all_tensors_train_beside_lora(tiny: Callable[..., BaseModel]) -> None:
     base = tiny()
-    with injected(base, WITHOUT_Q.model_copy(update=BESIDE_LORA)) as adapter:
+    with inject_random_pq(base, WITHOUT_Q.model_copy(update=BESIDE_LORA)) as adapter:
         trained = {id(p) for group in adapter.parameter_groups(0.1) for p in group["params"]}
         assert trained == {id(parameter) for parameter in adapter.named_parameters().values()}
         assert {name.rpartition(".")[2] for name in adapter.layout} == {"A", "B", "P"}
@@ -71,9 +65,12 @@ def test_all_tensors_train_beside_lora(tiny: Callable[..., BaseModel]) -> None:
 def test_tensors_and_origin_with_q_are_refused(tiny: Callable[..., BaseModel]) -> None:
     base = tiny()
     frames = random_frames(base, WITH_Q, 0)
-    with injected(base, WITH_Q) as adapter:
+    with inject_random_pq(base, WITH_Q) as adapter:
         state = adapter.state()
-    with injected(base, WITHOUT_Q) as adapter, pytest.raises(LayoutMismatch, match=r"unexpected .*\.Q"):
+    with (
+        inject_random_pq(base, WITHOUT_Q) as adapter,
+        pytest.raises(LayoutMismatch, match=r"unexpected .*\.Q"),
+    ):
         adapter.load(state)
     origins = [origin_of(base, plan, frames, gated=False, seed=0) for plan in (WITH_Q, WITHOUT_Q)]
     with pytest.raises(ProvenanceMismatch, match="bias True, not False"):
@@ -91,7 +88,7 @@ def test_export_has_no_bias_and_merges(saved_model: Callable[..., str], tmp_path
     source = saved_model("llama")
     base = load_base_model(source, device=torch.device("cpu"))
     ids = torch.tensor([[1, 5, 9, 14, 7, 22]])
-    with injected(base, WITHOUT_Q.model_copy(update=BESIDE_LORA)) as adapter, torch.no_grad():
+    with inject_random_pq(base, WITHOUT_Q.model_copy(update=BESIDE_LORA)) as adapter, torch.no_grad():
         adapter.load(random_tensors(adapter.layout))
         write_checkpoint(tmp_path, adapter.as_lora(), base, source)
         expected = base.model(input_ids=ids).logits  # type: ignore[operator]

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-from client_agent.adapters.frames import random_frames
 from client_agent.adapters.inject import inject_pq
 from client_agent.alignment import fit_packs, module_selection
 from client_agent.alignment.anchor_responses import random_targets, run_batch, sites_of, with_targets
@@ -23,6 +22,7 @@ from client_agent.model.tokens import NO_TARGET
 from schemas.messages.alignment import Anchor
 from schemas.messages.federations import AdapterPlan, AlignmentPlan
 from tests.client_agent.alignment.anchors import anchors_for
+from tests.scene.models import inject_random_pq
 
 ADAPTER = AdapterPlan(rank=4, blocks=2)
 
@@ -158,7 +158,7 @@ def test_too_few_anchors_are_refused(tiny: Callable[..., BaseModel]) -> None:
 def test_alignment_requires_bare_models(tiny: Callable[..., BaseModel]) -> None:
     pivot = tiny()
     with (
-        inject_pq(pivot, ADAPTER, random_frames(pivot, ADAPTER, 0), gated=False),
+        inject_random_pq(pivot, ADAPTER),
         pytest.raises(AdapterInPlace),
     ):
         pivots_pack(pivot)

@@ -6,7 +6,6 @@ import numpy as np
 import torch
 
 from client_agent.experts.routed_experts import RoutedExperts
-from client_agent.model.loading import BaseModel
 from schemas.messages.federations import AdapterPlan, TrainingPlan
 from schemas.strategies.fed_vemoe import FedVemoeOptions
 
@@ -16,11 +15,6 @@ HARD = FedVemoeOptions(explore_rounds=2)
 SOFT = FedVemoeOptions(top_m=3, explore_rounds=0, gamma=0.7)
 EXPERTS = (0, 1, 2, 5)
 IDS = torch.tensor([[1, 5, 9, 14, 7, 22], [1, 8, 30, 6, 11, 2]])
-
-
-def logits(base: BaseModel, ids: torch.Tensor = IDS) -> torch.Tensor:
-    with torch.no_grad():
-        return base.model(input_ids=ids).logits  # type: ignore[operator]
 
 
 def with_router(adapter: RoutedExperts, seed: int = 1) -> None:

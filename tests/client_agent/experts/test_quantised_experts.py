@@ -24,14 +24,15 @@ from client_agent.settings import Quantization
 from client_agent.training.silo import Silo
 from tests.client_agent.experts.routed_bank import (
     EXPERTS,
+    IDS,
     PLAN,
     SOFT,
     TRAINING,
-    logits,
     with_router,
 )
 from tests.client_agent.export.artefacts import FACTS, SCORING, Source, artefact, write_no_card
 from tests.scene.local_training import train_examples
+from tests.scene.models import logits_of
 from tests.scene.tensors import random_tensors
 
 pytestmark = pytest.mark.slow
@@ -77,15 +78,15 @@ def weights_of(adapter: RoutedExperts) -> torch.Tensor:
 @few_bits
 def test_quantised_routed_bank_approximates_the_dense_one(load: Load, quantization: Quantization) -> None:
     dense, quantised = load("none"), load(quantization)
-    bare = logits(dense)
+    bare = logits_of(dense, IDS)
     with routed(dense) as adapter:
-        expected, alphas = logits(dense), weights_of(adapter)
+        expected, alphas = logits_of(dense, IDS), weights_of(adapter)
     with routed(quantised) as adapter:
         assert {tensor.dtype for tensor in adapter.named_parameters().values()} == {torch.float32}
-        off = divergence(logits(quantised), expected)
+        off = divergence(logits_of(quantised, IDS), expected)
         shifted = (weights_of(adapter) - alphas).abs().mean()
         adapter.choose((5,))
-        another = divergence(logits(quantised), expected)
+        another = divergence(logits_of(quantised, IDS), expected)
     require_bare(quantised)
     assert off < LARGEST[quantization]
     # Beside four bits, two or three of twelve tokens near a tie of two experts may choose the other expert;

@@ -15,7 +15,8 @@ from client_agent.experts.probe_set import Prober, probe_texts
 from client_agent.experts.routed_experts import inject_experts
 from client_agent.model.examples import Example
 from client_agent.model.loading import BaseModel
-from tests.client_agent.experts.routed_bank import EXPERTS, HARD, PLAN, SOFT, logits
+from tests.client_agent.experts.routed_bank import EXPERTS, HARD, IDS, PLAN, SOFT
+from tests.scene.models import logits_of
 from tests.scene.tensors import random_tensors, zero_tensors
 
 
@@ -41,14 +42,14 @@ def test_best_specialist_acts_at_weight_one(
         assert adapter.responsibilities[best] == max(adapter.responsibilities.values())
         assert adapter.router is None
         assert experts_in(adapter.named_parameters()) == (0, best)
-        before = logits(base)
+        before = logits_of(base, IDS)
         private = adapter.private_state()
         state = adapter.state()
     with inject_experts(base, PLAN, {}, EXPERTS, HARD, seed=0) as again:  # without data, as for an export
         again.load(state)
         again.load_private(private)
         assert again.chosen == (best,)
-        torch.testing.assert_close(logits(base), before)
+        torch.testing.assert_close(logits_of(base, IDS), before)
 
 
 def test_choices_and_losses_survive_a_restart(

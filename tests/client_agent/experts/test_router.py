@@ -19,10 +19,10 @@ from tests.client_agent.experts.routed_bank import (
     PLAN,
     SOFT,
     TRAINING,
-    logits,
     with_router,
 )
 from tests.scene.local_training import train_examples
+from tests.scene.models import logits_of
 from tests.scene.tensors import random_tensors
 
 
@@ -33,7 +33,7 @@ def test_router_weighs_tokens_by_base_hidden_state(base: BaseModel) -> None:
     with inject_experts(base, PLAN, {}, EXPERTS, SOFT, seed=0) as adapter:
         adapter.load(random_tensors(adapter.layout, scale=0.3))
         with_router(adapter)
-        routed = logits(base)
+        routed = logits_of(base, IDS)
         private = adapter.private_state()
         u = np.stack([private[f"router.x{k}.u"] for k in (1, 5)])
         c = np.stack([private[f"router.x{k}.c"] for k in (1, 5)])
@@ -44,7 +44,7 @@ def test_router_weighs_tokens_by_base_hidden_state(base: BaseModel) -> None:
         torch.testing.assert_close(weights, alphas, atol=1e-5, rtol=1e-4)
         adapter.choose((1,))
         assert adapter.bank.specialist_weights is None
-        assert (logits(base) - routed).abs().max() > 0.01
+        assert (logits_of(base, IDS) - routed).abs().max() > 0.01
 
 
 def test_newborn_router_has_the_responsibilities_as_weights(base: BaseModel) -> None:
@@ -52,14 +52,14 @@ def test_newborn_router_has_the_responsibilities_as_weights(base: BaseModel) -> 
         adapter.load(random_tensors(adapter.layout, scale=0.3))
         adapter.responsibilities = {1: 0.6, 2: 0.2, 5: 0.2}
         adapter.choose((1, 2))
-        routed = logits(base)
+        routed = logits_of(base, IDS)
         lora = adapter.as_lora()
         weights = adapter.bank.specialist_weights
         assert weights is not None
         torch.testing.assert_close(weights, torch.tensor([0.75, 0.25]).expand(2, 6, 2))
         adapter.choose((1,))
         adapter.bank.select((1, 2), torch.tensor([0.75, 0.25]))
-        torch.testing.assert_close(logits(base), routed)
+        torch.testing.assert_close(logits_of(base, IDS), routed)
         for path, factors in adapter.bank.as_lora().items():
             np.testing.assert_allclose(lora[path].B, factors.B, atol=1e-7)
 

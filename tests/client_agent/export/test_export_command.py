@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
 from torch import nn
 
 from client_agent.adapters.peft_export import write_checkpoint
@@ -29,6 +28,7 @@ from tests.scene.agent_pair import Pair
 from tests.scene.agent_processes import MODELS
 from tests.scene.agents import limited_sleep
 from tests.scene.coordinator import Served
+from tests.scene.models import logits_array
 from tests.scene.silo_config import config
 
 IDS = torch.arange(10, 30)[None]  # (1, t)
@@ -56,11 +56,6 @@ def finished(served: Served, silo: Silo, tmp_path: Path) -> Iterator[Callable[[s
             return client
 
         yield train
-
-
-@torch.inference_mode()
-def logits(model: nn.Module) -> NDArray[np.float32]:
-    return np.array(model(input_ids=IDS).logits.float().numpy())
 
 
 def public_model(source: object) -> nn.Module:
@@ -92,9 +87,9 @@ def test_exports_of_all_forms_give_the_final_logits(
     client = finished(strategy)
     base_delta = newest_base_delta(client.workspace.rounds, before=3).added
     assert bool(base_delta) == (strategy != "fedmosaic")
-    bare = logits(public_model(MODELS["S"]))
+    bare = logits_array(public_model(MODELS["S"]), IDS)
     with adapter_of_round(silo, client.workspace.home, None, "kept"):
-        expected = logits(silo.base.model)
+        expected = logits_array(silo.base.model, IDS)
     assert np.abs(expected - bare).max() > 0.01
     load: dict[str, Callable[[Path], nn.Module]] = {
         "peft": public_peft,
@@ -111,4 +106,6 @@ def test_exports_of_all_forms_give_the_final_logits(
         assert (out / "README.md").is_file()
         # Merged weights are rounded to the precision of the base model's files, float16.
         error = 0.01 if form == "merged" else 1e-4
-        np.testing.assert_allclose(logits(loaded(out)), expected, rtol=1e-4, atol=error, err_msg=form)
+        np.testing.assert_allclose(
+            logits_array(loaded(out), IDS), expected, rtol=1e-4, atol=error, err_msg=form
+        )

@@ -20,7 +20,8 @@ from client_agent.export.vllm_rules import RANKS, require_served, served_rank
 from client_agent.model.chat import Turn, set_template
 from client_agent.model.examples import Example, encode_for
 from client_agent.model.loading import BaseModel, load_base_model
-from tests.client_agent.adapters.peft_adapters import logits_of, random_adapter
+from tests.client_agent.adapters.peft_adapters import IDS, random_adapter
+from tests.scene.models import logits_array
 
 GEMMA = (
     "{{ bos_token }}{% for m in messages %}"
@@ -86,11 +87,11 @@ def test_merged_weights_give_the_logits_of_the_adapter(
     source = saved_model("llama")
     base = load_base_model(source, device=torch.device("cpu"))
     with random_adapter(base, "p and q") as adapter:
-        expected, factors = logits_of(base), adapter.as_lora()
+        expected, factors = logits_array(base, IDS), adapter.as_lora()
     assert all(holds_shift(base, path) for path in factors)
     write_merged(tmp_path, source, factors, base)
     merged = load_base_model(str(tmp_path), device=torch.device("cpu"))
-    np.testing.assert_allclose(logits_of(merged), expected, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(logits_array(merged, IDS), expected, rtol=1e-5, atol=1e-5)
 
 
 def test_gemma_refuses_a_shift(tiny: Callable[..., BaseModel]) -> None:

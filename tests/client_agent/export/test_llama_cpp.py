@@ -11,9 +11,10 @@ import pytest
 from client_agent.adapters.base import LoraFactors
 from client_agent.export.gguf_lora import write_gguf
 from client_agent.model.loading import BaseModel
-from tests.client_agent.adapters.peft_adapters import IDS, logits_of, random_adapter
+from tests.client_agent.adapters.peft_adapters import IDS, random_adapter
 from tests.client_agent.export.base_gguf import write_base
 from tests.client_agent.export.llama_cpp import llama_cpp
+from tests.scene.models import logits_array
 
 
 @pytest.mark.system
@@ -26,9 +27,9 @@ def test_llama_cpp_gives_the_same_logits(
     gemma = {"tie_word_embeddings": True, "query_pre_attn_scalar": 32} if "gemma" in architecture else {}
     base = tiny(architecture, head_dim=32, hidden_size=128, intermediate_size=96, **gemma)
     write_base(tmp_path / "base.gguf", base)
-    bare = logits_of(base)[0]
+    bare = logits_array(base, IDS)[0]
     with random_adapter(base, "lora") as adapter:
-        expected = logits_of(base)[0]
+        expected = logits_array(base, IDS)[0]
         factors: dict[str, LoraFactors] = adapter.as_lora()
     write_gguf(tmp_path / "adapter.gguf", factors, base, "tiny")
     assert np.abs(expected - bare).max() > 0.1

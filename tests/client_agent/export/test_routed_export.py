@@ -29,6 +29,7 @@ from schemas.messages.federations import AdapterPlan
 from schemas.strategies.fed_vemoe import FedVemoeOptions
 from tests.client_agent.export.artefacts import FACTS, SCORING, Source, artefact, write_no_card
 from tests.scene.agent_processes import MODELS
+from tests.scene.models import logits_of
 from tests.scene.tensors import random_tensors
 
 SOFT = FedVemoeOptions(top_m=3, gamma=0.7)
@@ -54,11 +55,6 @@ def trained(base: BaseModel, routing: FedVemoeOptions, *, size: float = 0.2) -> 
     return adapter
 
 
-def logits(model: object, **options: bool) -> torch.Tensor:
-    with torch.no_grad():
-        return model(input_ids=IDS, **options).logits  # type: ignore[operator]
-
-
 @pytest.mark.parametrize("bias", [True, False])
 def test_experts_with_p_are_exported_except_with_q(
     tiny: Callable[..., BaseModel], tmp_path: Path, bias: bool
@@ -68,7 +64,7 @@ def test_experts_with_p_are_exported_except_with_q(
         adapter.load(random_tensors(adapter.layout, scale=0.2))
         rows = {n: v + np.float32(0.3) for n, v in adapter.private_state().items() if n.startswith("router.")}
         adapter.load_private(rows | {"router.x1.u": -rows["router.x1.u"]})
-        ours = logits(base.model)
+        ours = logits_of(base.model, IDS)
         if bias:
             with pytest.raises(ExportUnsupported, match=r"adapter\.bias"):
                 XLoraFiles.of(adapter)
@@ -76,7 +72,7 @@ def test_experts_with_p_are_exported_except_with_q(
         files = XLoraFiles.of(adapter)
     files.write(tmp_path, base, "model")
     with xlora_in_place(base, tmp_path, files.adapters(tmp_path)) as model:
-        torch.testing.assert_close(logits(model), ours, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(logits_of(model, IDS), ours, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("architecture", ["llama", "phi3", "gemma2"])
@@ -84,18 +80,18 @@ def test_public_peft_computes_the_routed_logits(
     tiny: Callable[..., BaseModel], tmp_path: Path, architecture: str
 ) -> None:
     base = tiny(architecture)
-    bare = logits(base.model)
+    bare = logits_of(base.model, IDS)
     with trained(base, SOFT) as adapter:
-        ours = logits(base.model)
+        ours = logits_of(base.model, IDS)
         files = XLoraFiles.of(adapter)
         weights = adapter.bank.specialist_weights
         assert weights is not None
         assert weights.std(dim=1).min() > 0.01  # tokens differ
     files.write(tmp_path, base, "model")
     with xlora_in_place(base, tmp_path, files.adapters(tmp_path)) as model:
-        torch.testing.assert_close(logits(model), ours, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(logits_of(model, IDS), ours, atol=1e-5, rtol=1e-5)
     require_bare(base)
-    torch.testing.assert_close(logits(base.model), bare, atol=0, rtol=0)
+    torch.testing.assert_close(logits_of(base.model, IDS), bare, atol=0, rtol=0)
     assert (ours - bare).abs().max() > 0.05
 
 
@@ -106,10 +102,10 @@ def test_exported_class_is_an_ordinary_lora(tiny: Callable[..., BaseModel], tmp_
         XLoraFiles.of(adapter).write(tmp_path, base, "model")
         for name, specialists in (("x0", ()), ("x5", (5,)), ("x1", (1,))):
             adapter.choose(specialists)
-            expected[name] = logits(base.model)
+            expected[name] = logits_of(base.model, IDS)
     for name, values in expected.items():
         with checkpoint_in_place(base, tmp_path / name):
-            torch.testing.assert_close(logits(base.model), values, atol=1e-5, rtol=1e-4)
+            torch.testing.assert_close(logits_of(base.model, IDS), values, atol=1e-5, rtol=1e-4)
     config = json.loads((tmp_path / CONFIG).read_text())
     assert config["adapters"] == {"0": "x5", "1": "x1"}
 
@@ -142,10 +138,10 @@ def test_model_card_command_loads_a_moved_folder(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of peft about transformers
         exec(code, loaded)  # as a reader of the card runs it
-    bare = logits(silo.base.model)
+    bare = logits_of(silo.base.model, IDS)
     with ROUTED.attach(silo):
-        ours = logits(silo.base.model)
-    public = logits(loaded["m"]).float()  # of weights in the float16 of the files
+        ours = logits_of(silo.base.model, IDS)
+    public = logits_of(loaded["m"], IDS).float()  # of weights in the float16 of the files
     assert (public - ours).abs().max() < 0.05 < (public - bare).abs().max()
     assert capsys.readouterr().out
 

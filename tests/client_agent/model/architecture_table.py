@@ -25,6 +25,7 @@ from client_agent.model.named_parts import require_named
 from schemas.messages.federations import AdapterPlan, TrainingPlan
 from tests.client_agent.model.tiny_configs import MODEL_TYPES, UNBUILT, tiny_config, tiny_model
 from tests.scene.local_training import train_examples
+from tests.scene.models import logits_of
 from tests.scene.tiny_models import character_tokenizer
 
 TABLE = Path(__file__).parents[3] / "docs" / "generate" / "architectures.json"
@@ -57,26 +58,20 @@ def outcome(model_type: str, folder: Path) -> dict[str, Any]:
 
 def exported_as_trained(base: BaseModel, folder: Path) -> bool:
     """Check that the loss falls when an adapter trains, and return whether public peft computes the same."""
-    bare = logits_of(base)
+    bare = logits_of(base, IDS, use_cache=False)
     with inject_lora(base, ADAPTER) as adapter:
         losses = train_examples(base, adapter, EXAMPLES, TRAINING, seed=0, round_number=1).losses
         assert losses[-1] < losses[0], losses
-        trained = logits_of(base)
+        trained = logits_of(base, IDS, use_cache=False)
         write_checkpoint(folder / "export", adapter.as_lora(), base, str(folder))
     size = float((trained - bare).norm())
     try:
         with checkpoint_in_place(base, folder / "export"):
-            same = float((logits_of(base) - trained).norm()) < 1e-4 * size
+            same = float((logits_of(base, IDS, use_cache=False) - trained).norm()) < 1e-4 * size
     except AdapterUnreadable:  # peft leaves a tensor out, or renames it
         same = False
-    assert torch.equal(logits_of(base), bare)
+    assert torch.equal(logits_of(base, IDS, use_cache=False), bare)
     return same
-
-
-def logits_of(base: BaseModel) -> torch.Tensor:
-    with torch.no_grad():
-        logits: torch.Tensor = base.model(input_ids=IDS, use_cache=False).logits  # type: ignore[operator]
-    return logits
 
 
 def stored() -> dict[str, Any]:

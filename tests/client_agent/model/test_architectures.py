@@ -27,6 +27,7 @@ from schemas.maths.adapter import block_modules, lora_layout, pq_layout
 from schemas.messages.alignment import Anchor
 from schemas.messages.federations import AdapterPlan, Role, SignaturePlan, TrainingPlan
 from tests.scene.local_training import train_examples
+from tests.scene.models import inject_random_pq
 from tests.scene.tensors import random_tensors
 
 PLAN = AdapterPlan(rank=8, blocks=2, scale=1.5)
@@ -34,11 +35,11 @@ FUSED = ("phi3", "gpt_neox", "gpt2")
 
 
 def make_pq(base: BaseModel) -> Adapter:
-    return inject_pq(base, PLAN, random_frames(base, PLAN, 0), gated=False)
+    return inject_random_pq(base, PLAN)
 
 
 def make_gated(base: BaseModel) -> Adapter:
-    adapter = inject_pq(base, PLAN, random_frames(base, PLAN, 0), gated=True)
+    adapter = inject_random_pq(base, PLAN, gated=True)
     adapter.load_global(random_tensors(adapter.layout, 1, 0.3))
     return adapter
 

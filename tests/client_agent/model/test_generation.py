@@ -10,13 +10,12 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
-from client_agent.adapters.frames import random_frames
-from client_agent.adapters.inject import inject_pq
 from client_agent.errors import TextTooLong, TokenizerUnfit
 from client_agent.model.examples import Example, Turn, encode_example, encode_prompt
 from client_agent.model.generation import AnswerStream, Decoding, completion
 from client_agent.model.loading import BaseModel
 from schemas.messages.federations import AdapterPlan
+from tests.scene.models import inject_random_pq
 from tests.scene.tensors import random_tensors
 from tests.scene.tiny_models import character_tokenizer
 
@@ -60,7 +59,7 @@ def test_end_token_added_by_tokenizer_is_not_prompted() -> None:
 def test_greedy_answers_equal_those_of_public_generation(each_architecture: BaseModel) -> None:
     base = each_architecture
     model, tokenizer = cast(Any, base.model), cast(Any, base.tokenizer)
-    with inject_pq(base, PLAN, random_frames(base, PLAN, 0), gated=False) as adapter:
+    with inject_random_pq(base, PLAN) as adapter:
         adapter.load(random_tensors(adapter.layout, scale=0.3))
         lengths = set()
         for prompt in ("rev abc=", "k", "zz|9 <"):

@@ -14,8 +14,7 @@ from bitsandbytes.functional import has_avx512bf16
 from torch.nn import functional as nnf
 
 from client_agent.adapters.base import Adapter
-from client_agent.adapters.frames import random_frames
-from client_agent.adapters.inject import inject_lora, inject_pq
+from client_agent.adapters.inject import inject_lora
 from client_agent.errors import MissingGradient, ModelNotFound
 from client_agent.model.examples import Example, encode_all
 from client_agent.model.forward import answer_logits
@@ -27,6 +26,7 @@ from client_agent.training.evaluate import evaluate
 from client_agent.training.memory import held_bytes, step_memory
 from schemas.messages.federations import AdapterPlan, SignaturePlan, TrainingPlan
 from tests.scene.local_training import train_examples
+from tests.scene.models import inject_random_pq
 from tests.scene.tiny_models import ARCHITECTURES
 
 ADAPTER = AdapterPlan(rank=8, blocks=2)
@@ -48,10 +48,6 @@ def load(saved_model: Callable[..., str]) -> Load:
     return loaded
 
 
-def injected(base: BaseModel) -> Adapter:
-    return inject_pq(base, ADAPTER, random_frames(base, ADAPTER, 0), gated=False)
-
-
 def loss_decrease(base: BaseModel, adapter: Adapter, examples: list[Example], plan: TrainingPlan) -> float:
     """Train on one batch, and say by how much its loss fell."""
     losses = train_examples(base, adapter, examples[:4], plan, seed=0, round_number=1).losses
@@ -67,8 +63,8 @@ def test_quantised_architectures_learn_and_are_left_unchanged(
     base = load(quantization, model_type)
     plan = PLAN.model_copy(update={"steps": 5})
     before = [(path, type(module)) for path, module in base.model.named_modules()]
-    for make in (injected, lambda model: inject_lora(model, ADAPTER)):
-        with make(base) as adapter:
+    for inject in (inject_random_pq, inject_lora):
+        with inject(base, ADAPTER) as adapter:
             evaluate(base, examples, max_length=64)
             assert loss_decrease(base, adapter, examples, plan) > 0.1
             evaluate(base, examples, max_length=64)
@@ -115,12 +111,12 @@ def test_adapters_transfer_between_dense_and_quantised_models(
     bases = (load("none"), load(quantization))
     states = []
     for base in bases:
-        with injected(base) as adapter:
+        with inject_random_pq(base, ADAPTER) as adapter:
             train_examples(base, adapter, examples[:4], PLAN, seed=0, round_number=1)
             states.append(adapter.state())
     for base, state in zip(bases, reversed(states), strict=True):
         bare = evaluate(base, examples[:4], max_length=64).loss
-        with injected(base) as adapter:
+        with inject_random_pq(base, ADAPTER) as adapter:
             adapter.load(state)
             assert evaluate(base, examples[:4], max_length=64).loss < bare - 0.5
 
@@ -136,7 +132,10 @@ def test_training_on_repacked_weights_is_refused(load: Load, examples: list[Exam
             module.support_avx512bf16_for_cpu = True  # as bitsandbytes has it, and loading undoes
     evaluate(base, examples, max_length=64)
     for _ in range(2):  # not only the first time, as warnings are
-        with injected(base) as adapter, pytest.raises(MissingGradient, match="cannot be differentiated"):
+        with (
+            inject_random_pq(base, ADAPTER) as adapter,
+            pytest.raises(MissingGradient, match="cannot be differentiated"),
+        ):
             train_examples(base, adapter, examples, PLAN, seed=0, round_number=1)
 
 
@@ -158,7 +157,7 @@ def test_checkpointing_keeps_gradients_and_leaves_no_hooks(
 def gradients(base: BaseModel, examples: list[Example], plan: TrainingPlan) -> dict[str, torch.Tensor]:
     """Return the gradients of the second step, where P and Q are no longer zero, before the update."""
     gradients_by_name: dict[str, torch.Tensor] = {}
-    with injected(base) as adapter:
+    with inject_random_pq(base, ADAPTER) as adapter:
         for name, parameter in adapter.named_parameters().items():
             parameter.register_hook(
                 lambda gradient, name=name: gradients_by_name.update({name: gradient.clone()})
@@ -174,7 +173,7 @@ def test_log_is_not_filled_with_casts(
     with caplog.at_level(logging.WARNING):
         base = load("int8")
         evaluate(base, examples, max_length=64)
-        with injected(base) as adapter:
+        with inject_random_pq(base, ADAPTER) as adapter:
             train_examples(base, adapter, examples, PLAN, seed=0, round_number=1)
     # Coordinators of other tests may still write to the log of this process.
     warnings = [record for record in caplog.records if not record.name.startswith("coordinator")]
@@ -186,7 +185,7 @@ def test_step_memory_grows_with_its_tokens(
     load: Load, quantization: Quantization, examples: list[Example]
 ) -> None:
     base = load(quantization)
-    with injected(base) as adapter:
+    with inject_random_pq(base, ADAPTER) as adapter:
         small, large = (
             step_memory(
                 base, adapter, collate(encode_all(chosen, base.tokenizer, 64), pad=pad_id(base.tokenizer))

@@ -11,8 +11,6 @@ from pydantic import TypeAdapter
 from torch import Tensor
 from torch.nn import functional as nnf
 
-from client_agent.adapters.frames import random_frames
-from client_agent.adapters.inject import inject_pq
 from client_agent.errors import AdapterInPlace, SketchUnusable
 from client_agent.model.examples import Example, encode_all, probe_set
 from client_agent.model.forward import answer_logits
@@ -28,6 +26,7 @@ from client_agent.sketches.gradient import (
 )
 from schemas.messages.federations import AdapterPlan, SignaturePlan
 from schemas.messages.updates import Reliability
+from tests.scene.models import inject_random_pq
 
 PLAN = SignaturePlan(dim=64)
 
@@ -139,7 +138,7 @@ def test_gradient_sketch_needs_the_bare_model(
 ) -> None:
     base = tiny()
     plan = AdapterPlan(rank=8, blocks=2)
-    with inject_pq(base, plan, random_frames(base, plan, 0), gated=False), pytest.raises(AdapterInPlace):
+    with inject_random_pq(base, plan), pytest.raises(AdapterInPlace):
         sketch_of(base, examples, PLAN)
 
 

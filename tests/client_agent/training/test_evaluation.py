@@ -15,8 +15,6 @@ from pydantic import ValidationError
 from torch.nn import functional as nnf
 from transformers import GenerationConfig
 
-from client_agent.adapters.frames import random_frames
-from client_agent.adapters.inject import inject_pq
 from client_agent.errors import DataInvalid, LossNotFinite, TextTooLong
 from client_agent.model.examples import Example, Task, Turn, encode_for, encode_prompt, encode_question
 from client_agent.model.forward import grouped_by_length
@@ -28,6 +26,7 @@ from schemas.messages.federations import AdapterPlan, ScoresPlan, TrainingPlan
 from schemas.messages.scores import Score
 from tests.client_agent.model.test_generation import TEMPLATE
 from tests.scene.local_training import train_examples
+from tests.scene.models import inject_random_pq
 from tests.scene.tensors import random_tensors
 
 ADAPTER = AdapterPlan(rank=8, blocks=2, private_rank=2)
@@ -108,7 +107,7 @@ def test_batched_generation_equals_generation_per_prompt(
     base = each_architecture
     monkeypatch.setattr(base.model, "generation_config", GenerationConfig(repetition_penalty=5.0))
     prompts = [encode_prompt(e.prompt, base.tokenizer, chat=False) for e in examples[:8]]
-    with inject_pq(base, ADAPTER, random_frames(base, ADAPTER, 0), gated=False) as adapter:
+    with inject_random_pq(base, ADAPTER) as adapter:
         adapter.load(random_tensors(adapter.layout, scale=2.0))
         together = completions(base, prompts, max_new_tokens=8)
         alone = [completion(base, prompt, Decoding(8)).text for prompt in prompts]
@@ -122,7 +121,7 @@ def test_trained_models_answers_are_scored_as_generated(tiny: Callable[..., Base
     asked = [replace(e, references=("no", e.completion), metrics=("exact_match", "f1")) for e in LETTERS] + [
         Example("x 1=", "22", metrics=("exact_match",))
     ]
-    with inject_pq(base, ADAPTER, random_frames(base, ADAPTER, 0), gated=False) as adapter:
+    with inject_random_pq(base, ADAPTER) as adapter:
         plan = TrainingPlan(steps=25, max_length=64, learning_rate=0.03)
         train_examples(base, adapter, LETTERS, plan, seed=0, round_number=1)
         result = evaluate(base, asked, max_length=64)

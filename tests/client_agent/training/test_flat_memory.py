@@ -9,8 +9,6 @@ import psutil
 import pytest
 import torch
 
-from client_agent.adapters.frames import random_frames
-from client_agent.adapters.inject import inject_pq
 from client_agent.model.examples import Example
 from client_agent.model.loading import BaseModel, load_base_model
 from client_agent.settings import Quantization
@@ -18,6 +16,7 @@ from client_agent.sketches.gradient import sketch_of
 from client_agent.training.evaluate import evaluate
 from schemas.messages.federations import AdapterPlan, SignaturePlan, TrainingPlan
 from tests.scene.local_training import train_examples
+from tests.scene.models import inject_random_pq
 
 MIB = 2**20
 ROUNDS, WARM_UP = 50, 10
@@ -29,7 +28,7 @@ EXAMPLES = [Example(f"rev {letter * 4}=", letter * 4) for letter in "abcdefgh"]
 
 def one_round(base: BaseModel, number: int) -> None:
     """Score, train, score, sign: what `client_agent.rounds.steps` does with a model in a round."""
-    with inject_pq(base, ADAPTER, random_frames(base, ADAPTER, 0), gated=True) as adapter:
+    with inject_random_pq(base, ADAPTER, gated=True) as adapter:
         evaluate(base, EXAMPLES, max_length=64)
         train_examples(base, adapter, EXAMPLES, PLAN, seed=0, round_number=number)
         evaluate(base, EXAMPLES, max_length=64)

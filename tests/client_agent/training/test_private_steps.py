@@ -12,8 +12,7 @@ import torch
 from torch import nn
 
 from client_agent.adapters.base import Adapter
-from client_agent.adapters.frames import random_frames
-from client_agent.adapters.inject import inject_lora, inject_pq
+from client_agent.adapters.inject import inject_lora
 from client_agent.errors import LossNotFinite, MissingGradient
 from client_agent.model.examples import Example, encode_for
 from client_agent.model.loading import BaseModel
@@ -25,6 +24,7 @@ from client_agent.training.loop import _gradient_of_text, answer_loss, train
 from client_agent.training.private_steps import PrivateSteps
 from schemas.messages.federations import AdapterPlan, TrainingPlan
 from tests.scene.local_training import train_examples
+from tests.scene.models import inject_random_pq
 
 ADAPTER = AdapterPlan(rank=4, blocks=2)
 PLAN = TrainingPlan(steps=4, batch_size=4, max_length=64, learning_rate=0.01)
@@ -54,7 +54,7 @@ def adapter(request: pytest.FixtureRequest, base: BaseModel) -> Iterator[Adapter
     if request.param == "lora":
         made = inject_lora(base, ADAPTER)
     else:
-        made = inject_pq(base, ADAPTER, random_frames(base, ADAPTER, 0), gated=request.param == "gated")
+        made = inject_random_pq(base, ADAPTER, gated=request.param == "gated")
     with made as injected:
         torch.manual_seed(3)
         with torch.no_grad():

@@ -15,8 +15,7 @@ import safetensors.numpy
 import torch
 
 from client_agent.adapters.base import Adapter
-from client_agent.adapters.frames import random_frames
-from client_agent.adapters.inject import inject_lora, inject_pq
+from client_agent.adapters.inject import inject_lora
 from client_agent.adapters.variational.adapter import VariationalAdapter
 from client_agent.model.examples import Example
 from client_agent.model.loading import BaseModel, load_base_model
@@ -27,6 +26,7 @@ from schemas.messages.federations import AdapterPlan, TrainingPlan
 from schemas.strategies.ca_pfl import CaPflOptions
 from tests.client_agent.training.checkpointed import DROPOUT, HOUR, LORA, MODEL, PLAN, chat
 from tests.scene.local_training import train_examples
+from tests.scene.models import inject_random_pq
 from tests.scene.tensors import filled_tensors
 
 PQ = AdapterPlan(rank=8, blocks=2)
@@ -37,7 +37,7 @@ def lora(base: BaseModel) -> Adapter:
 
 
 def pq(base: BaseModel) -> Adapter:
-    return inject_pq(base, PQ, random_frames(base, PQ, 0), gated=True)
+    return inject_random_pq(base, PQ, gated=True)
 
 
 def variational(base: BaseModel) -> Adapter:

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-from client_agent.adapters.base import Adapter
 from client_agent.adapters.frames import Frame, random_frames
 from client_agent.adapters.inject import inject_lora, inject_pq
 from client_agent.errors import LayoutMismatch, LossNotFinite, MissingGradient, TextTooLong
@@ -19,6 +18,7 @@ from client_agent.training.evaluate import evaluate
 from client_agent.training.loop import Step, TrainingOutcome
 from schemas.messages.federations import AdapterPlan, TrainingPlan
 from tests.scene.local_training import train_examples
+from tests.scene.models import inject_random_pq
 from tests.scene.tensors import filled_tensors
 from tests.scene.tiny_models import ARCHITECTURES
 
@@ -26,14 +26,10 @@ ADAPTER = AdapterPlan(rank=8, blocks=2)
 PLAN = TrainingPlan(steps=6, batch_size=4, max_length=64)
 
 
-def injected(base: BaseModel, *, gated: bool = False) -> Adapter:
-    return inject_pq(base, ADAPTER, random_frames(base, ADAPTER, 0), gated=gated)
-
-
 def run(
     base: BaseModel, examples: Sequence[Example], plan: TrainingPlan = PLAN, *, number: int = 1
 ) -> tuple[TrainingOutcome, dict[str, np.ndarray]]:
-    with injected(base) as adapter:
+    with inject_random_pq(base, ADAPTER) as adapter:
         outcome = train_examples(base, adapter, examples, plan, seed=0, round_number=number)
         return outcome, adapter.state()
 
@@ -46,8 +42,8 @@ def same(first: dict[str, np.ndarray], second: dict[str, np.ndarray]) -> bool:
 def test_lora_and_pq_adapters_learn(each_architecture: BaseModel, examples: list[Example]) -> None:
     base = each_architecture
     plan = PLAN.model_copy(update={"steps": 15})
-    for make in (injected, lambda model: inject_lora(model, ADAPTER)):
-        with make(base) as adapter:
+    for inject in (inject_random_pq, inject_lora):
+        with inject(base, ADAPTER) as adapter:
             losses = train_examples(base, adapter, examples[:4], plan, seed=0, round_number=1).losses
         assert losses[-1] < losses[0] - 0.3
 
@@ -78,7 +74,7 @@ def test_resumed_optimiser_state_equals_uninterrupted_training(
     tiny: Callable[..., BaseModel], examples: list[Example], gated: bool
 ) -> None:
     base = tiny()
-    with injected(base, gated=gated) as adapter:
+    with inject_random_pq(base, ADAPTER, gated=gated) as adapter:
         first = train_examples(base, adapter, examples, PLAN, seed=0, round_number=1)
         paused, private = adapter.state(), adapter.private_state()
         whole = train_examples(
@@ -86,7 +82,7 @@ def test_resumed_optimiser_state_equals_uninterrupted_training(
         )
         expected = {**adapter.state(), **adapter.private_state()}
     assert all(values.dtype == np.float32 for values in first.optimiser_state.values())
-    with injected(base, gated=gated) as adapter:
+    with inject_random_pq(base, ADAPTER, gated=gated) as adapter:
         adapter.load(paused)
         adapter.load_private(private)
         stored = {name: values.copy() for name, values in first.optimiser_state.items()}
@@ -107,7 +103,7 @@ def test_optimiser_state_of_another_adapter_is_refused(
         {name: values for name, values in state.items() if not name.startswith("b0.q")},
         {name: np.zeros(3, np.float32) for name in state},
     ):
-        with injected(base) as adapter, pytest.raises(LayoutMismatch):
+        with inject_random_pq(base, ADAPTER) as adapter, pytest.raises(LayoutMismatch):
             train_examples(base, adapter, examples, PLAN, seed=0, round_number=1, optimiser_state=wrong)
 
 
@@ -136,12 +132,12 @@ def test_parameter_without_gradient_stops_training_by_name(
     tiny: Callable[..., BaseModel], examples: list[Example]
 ) -> None:
     base = tiny()
-    with injected(base) as adapter:
+    with inject_random_pq(base, ADAPTER) as adapter:
         layer = base.parts.linear(base.model, 3, "up")
         layer.forward = layer.base_layer.forward  # type: ignore[assignment,method-assign,union-attr]
         with pytest.raises(MissingGradient, match=r"b1\.up\.P"):
             train_examples(base, adapter, examples, PLAN, seed=0, round_number=1)
-    adapter = injected(base)
+    adapter = inject_random_pq(base, ADAPTER)
     adapter.remove()
     with pytest.raises(MissingGradient):
         train_examples(base, adapter, examples, PLAN, seed=0, round_number=1)
@@ -151,7 +147,7 @@ def test_loss_that_is_not_finite_stops_training(
     tiny: Callable[..., BaseModel], examples: list[Example]
 ) -> None:
     base = tiny()
-    with injected(base) as adapter:
+    with inject_random_pq(base, ADAPTER) as adapter:
         adapter.load(filled_tensors(adapter.layout, np.nan))
         with pytest.raises(LossNotFinite, match="learning_rate"):
             train_examples(base, adapter, examples, PLAN, seed=0, round_number=1)
@@ -163,7 +159,7 @@ def test_training_after_divergence_equals_a_fresh_one(
 ) -> None:
     base = tiny()
     expected, tensors = run(base, examples)
-    with injected(base) as adapter:
+    with inject_random_pq(base, ADAPTER) as adapter:
         start = adapter.state()
         adapter.load(filled_tensors(adapter.layout, np.nan))
         with pytest.raises(LossNotFinite):
@@ -199,7 +195,7 @@ def test_frames_train_at_their_own_rate(tiny: Callable[..., BaseModel], examples
 
 def test_gate_trains_at_rate_of_p_and_q(tiny: Callable[..., BaseModel], examples: list[Example]) -> None:
     base = tiny()
-    with injected(base, gated=True) as adapter:
+    with inject_random_pq(base, ADAPTER, gated=True) as adapter:
         adapter.load_global(filled_tensors(adapter.layout, 0.05))
         train_examples(base, adapter, examples, PLAN.model_copy(update={"steps": 1}), seed=0, round_number=1)
         for gate in adapter.private_state().values():
@@ -211,7 +207,7 @@ def test_steps_are_reported_and_training_can_be_stopped(
 ) -> None:
     base = tiny()
     steps: list[Step] = []
-    with injected(base) as adapter:
+    with inject_random_pq(base, ADAPTER) as adapter:
         outcome = train_examples(
             base,
             adapter,
@@ -234,8 +230,8 @@ def test_bfloat16_base_trains_float32_adapters(
 ) -> None:
     base = tiny(dtype=torch.bfloat16)
     plan = PLAN.model_copy(update={"steps": 15})
-    for make in (injected, lambda model: inject_lora(model, ADAPTER)):
-        with make(base) as adapter:
+    for inject in (inject_random_pq, inject_lora):
+        with inject(base, ADAPTER) as adapter:
             assert {p.dtype for p in adapter.named_parameters().values()} == {torch.float32}
             losses = train_examples(base, adapter, examples[:4], plan, seed=0, round_number=1).losses
         assert losses[-1] < losses[0] - 0.5
@@ -247,7 +243,7 @@ def test_texts_beyond_model_positions_are_refused_before_training(
 ) -> None:
     base = tiny(model_type, max_position_embeddings=12)
     assert base.positions == 12
-    with injected(base) as adapter:
+    with inject_random_pq(base, ADAPTER) as adapter:
         for step in (
             lambda: train_examples(base, adapter, examples, PLAN, seed=0, round_number=1),
             lambda: evaluate(base, examples, max_length=64),
