@@ -27,6 +27,7 @@ from schemas.messages.federations import FederationPlan
 from schemas.wire.digests import digest_of
 from tests.scene.agents import alone_plan, checked, limited_sleep, next_brief
 from tests.scene.coordinator import Served
+from tests.scene.plans import federation_plan
 from tests.scene.silo_config import config
 
 LORA = {"kind": "lora", "rank": 4, "roles": ["v", "down"]}
@@ -34,7 +35,7 @@ PQ = {"kind": "pq", "blocks": 2, "rank": 4, "roles": ["q", "v"]}
 
 
 def plan(**fields: Any) -> FederationPlan:
-    return FederationPlan.model_validate({"name": "x", "strategy": {"name": "fedavg"}} | fields)
+    return federation_plan(**fields)
 
 
 @pytest.mark.parametrize(

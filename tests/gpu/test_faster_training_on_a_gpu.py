@@ -51,7 +51,7 @@ def test_packed_rows_learn_the_same(
     for packing in (False, True):
         with inject_lora(base, ADAPTER) as adapter:
             options = TrainingOptions(packing=packing)
-            trained = train_examples(base, adapter, SHORT, plan, seed=0, round_number=1, options=options)
+            trained = train_examples(base, adapter, SHORT, plan, options=options)
             losses.append(trained.losses)
     assert losses[1] == pytest.approx(losses[0], rel=0.02)
 
@@ -70,13 +70,12 @@ def test_eight_bit_moments_learn_in_less_memory(gpu: torch.device, one_billion: 
         with inject_lora(base, adapter_plan) as adapter:
             options = TrainingOptions(optimizer=name)
             examples = full_batch(ONE_BILLION)[:2]
-            first = train_examples(base, adapter, examples, plan, seed=0, round_number=1, options=options)
+            first = train_examples(base, adapter, examples, plan, options=options)
             again = train_examples(
                 base,
                 adapter,
                 examples,
                 plan,
-                seed=0,
                 round_number=2,
                 optimiser_state=first.optimiser_state,
                 options=options,

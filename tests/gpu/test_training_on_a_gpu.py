@@ -42,7 +42,7 @@ def trained(base: BaseModel, adapter: Adapter, size: Size, steps: int, **changes
         max_length=size.length,
         **{"gradient_checkpointing": True} | changes,
     )
-    return train_examples(base, adapter, full_batch(size), plan, seed=0, round_number=1)
+    return train_examples(base, adapter, full_batch(size), plan)
 
 
 def scored_trained_scored(base: BaseModel, size: Size) -> None:

@@ -15,10 +15,10 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from schemas.identity.enrolment_token import read
 from schemas.identity.keys import name_of
-from schemas.messages.federations import FederationPlan
 from tests.hostile.attack import Case, attack
 from tests.hostile.scene import Scene
 from tests.scene.coordinator import Silo, enrolment
+from tests.scene.plans import federation_plan
 from tests.scene.rounds import upload_headers, url
 from tests.scene.signed_requests import signed
 
@@ -121,7 +121,7 @@ def _respelt(**parts: str) -> Callable[[Scene, dict[str, Any]], dict[str, Any]]:
 FEDERATION = "/v1/federations/{scene.silo.federation_id}"
 ELSEWHERE = "/v1/federations/{scene.elsewhere.federation_id}"
 OTHER = FEDERATION + "/clients/{scene.other.client_id}"
-PLAN = FederationPlan.model_validate({"name": "x", "strategy": {"name": "fedavg"}}).model_dump(mode="json")
+PLAN = federation_plan().model_dump(mode="json")
 
 TOKENS: dict[str, dict[str, str]] = {}
 """Enrolment tokens by coordinator and client name; an expired one and a used one among them."""

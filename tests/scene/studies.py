@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from client_agent.storage.final_scores import FinalScores
-from schemas.messages.federations import FederationPlan
 from schemas.messages.scores import Change, Score, Scores
 from studies.results import CellResult, ClientResult, ClientRound
 from studies.study import Study, read_study
 from tests.scene.agent_processes import EXAMPLES, MODELS
+from tests.scene.plans import federation_plan
 
 TINY = {
     "rounds": {"total": 2},
@@ -122,14 +122,7 @@ def result(
         for name, values in losses.items()
     ]
     rounds = max(len(values) for values in losses.values()) - 1
-    plan = FederationPlan.model_validate(
-        {
-            "name": method,
-            "strategy": {"name": "fedavg"},
-            "rounds": {"total": rounds},
-            "training": {"steps": 10},
-        }
-    )
+    plan = federation_plan(rounds={"total": rounds}, training={"steps": 10})
     return CellResult(
         digest=f"{method}{seed}",
         method=method,

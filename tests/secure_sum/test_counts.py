@@ -17,6 +17,7 @@ from schemas.secure_sum.counts import count_segments, counts_digest, decoded_cou
 from schemas.secure_sum.encoding import most
 from schemas.secure_sum.errors import SecureSumError, SumOutOfRange, TermsRefused
 from schemas.secure_sum.segments import segment_of, segments_of, values_of_segment
+from tests.scene.plans import federation_plan
 from tests.scene.secure_sums import DIGEST, Session, expectation_of, inputs_of, opened, terms_of
 
 GROUPED = [
@@ -34,13 +35,8 @@ USED: dict[int, Collection[str]] = {
 
 
 def plan(**secure_sum: object) -> FederationPlan:
-    return FederationPlan.model_validate(
-        {
-            "name": "bank",
-            "strategy": {"name": "fedavg"},
-            "rounds": {"min_clients": 5, "quorum": 5},
-            "privacy": {"secure_sum": {"minimum": 5, **secure_sum}},
-        }
+    return federation_plan(
+        rounds={"min_clients": 5, "quorum": 5}, privacy={"secure_sum": {"minimum": 5, **secure_sum}}
     )
 
 

@@ -16,9 +16,9 @@ from coordinator.db.tables.federations import EventRow, FederationRow
 from coordinator.federations import store
 from coordinator.rounds import scores
 from coordinator.storage import event_log
-from schemas.messages.federations import FederationPlan
 from tests.scene.alignment import OTHER, acceptance_figures, acceptance_path, with_packs
 from tests.scene.coordinator import Served, Silo, slug
+from tests.scene.plans import federation_plan
 from tests.scene.rounds import deliver, join, one_round, plan, running, scored, send_scores, values, wait_for
 from tests.scene.waiting import wait_until
 
@@ -129,7 +129,7 @@ def test_a_federation_keeps_its_newest_events_only(
 ) -> None:
     monkeypatch.setattr(event_log, "MAX_EVENTS", 10)
     with database.write() as session:
-        plan = FederationPlan.model_validate({"name": "x", "strategy": {"name": "fedavg"}})
+        plan = federation_plan()
         crowded, quiet = (store.create(session, plan).id for _ in range(2))
         for _ in range(25):
             event_log.append(session, crowded, "round", {"round": 1})

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from schemas.messages.federations import FederationPlan
 from schemas.messages.updates import UpdateManifest
 from schemas.peers import member_claims
 from schemas.wire.envelope import pack, unpack
 from schemas.wire.header import Slot
 from tests.scene.coordinator import Served, Silo
+from tests.scene.plans import federation_plan
 from tests.scene.rounds import LAYOUT, deliver, join, plan, put, running, show, url, values, wait_for, weights
 from tests.scene.tensors import random_tensors
 
@@ -206,6 +206,6 @@ def test_examples_are_capped_at_the_plans_maximum(coordinator: Served) -> None:
 
 
 def test_max_examples_is_a_hundred_thousand_by_default() -> None:
-    wanted = FederationPlan.model_validate({"name": "a", "strategy": {"name": "fedavg"}})
+    wanted = federation_plan()
     assert (wanted.limits.max_examples, wanted.privacy.min_voices) == (100_000, 1)
     assert "With two members" in " ".join(member_claims(wanted))

@@ -122,7 +122,7 @@ def test_selected_experts_alone_train_and_served_arrays_stay(
         adapter.select((4,))
         assert experts_in(adapter.named_parameters()) == (0, 4)
         assert {tensor.dtype for tensor in adapter.named_parameters().values()} == {torch.float32}
-        train_examples(base, adapter, examples, TRAINING, seed=0, round_number=1)
+        train_examples(base, adapter, examples, TRAINING)
         trained = adapter.state()
         for name, values in served.items():
             np.testing.assert_array_equal(values, untouched[name])
@@ -140,7 +140,7 @@ def test_gradient_checkpointing_gives_the_same_training(
         plan = TRAINING.model_copy(update={"gradient_checkpointing": checkpointing})
         with bank_of(base) as adapter:
             adapter.select((1, 4), torch.tensor([0.3, 0.7]))
-            train_examples(base, adapter, examples, plan, seed=0, round_number=1)
+            train_examples(base, adapter, examples, plan)
             states.append(adapter.state())
     for name, values in states[0].items():
         np.testing.assert_allclose(values, states[1][name], atol=1e-6)

@@ -72,7 +72,7 @@ def test_selected_experts_train_at_frame_rates(
         rates = {group["lr"]: len(group["params"]) for group in adapter.parameter_groups(0.1)}
         assert rates == pytest.approx({0.2: 4 * (1 + bias), 0.05: 8 * (1 + bias)})
         assert experts_in(adapter.named_parameters()) == (0, 3)
-        train_examples(base, adapter, examples, training, seed=0, round_number=1)
+        train_examples(base, adapter, examples, training)
         trained = adapter.state()
         assert all(values.any() == (not name.startswith("x2.")) for name, values in trained.items())
         assert any(name.endswith(".Q") for name in trained) == bias

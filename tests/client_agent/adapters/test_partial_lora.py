@@ -31,7 +31,7 @@ def injected(base: BaseModel, name: str) -> Adapter:
 
 
 def trained(base: BaseModel, adapter: Adapter, examples: list[Example]) -> None:
-    train_examples(base, adapter, examples, TRAINING, seed=0, round_number=1)
+    train_examples(base, adapter, examples, TRAINING)
 
 
 @pytest.mark.parametrize("name", SENT)

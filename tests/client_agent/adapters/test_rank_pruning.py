@@ -81,7 +81,7 @@ def test_penalty_draws_the_last_ranks_towards_zero(
             adapter.load(random_tensors(adapter.layout, scale=0.2))
             pruner = pruner_of(adapter, Pruning(least=1, decay=0.6, strength=strength))
             plan = TrainingPlan(steps=4, batch_size=4, max_length=64)
-            train_examples(base, adapter, examples, plan, seed=0, round_number=1, penalty=pruner.penalty)
+            train_examples(base, adapter, examples, plan, penalty=pruner.penalty)
             state = adapter.state()
             tails = [np.linalg.norm(values[:, 2:]) for name, values in state.items() if name.endswith("B")]
             sizes.append(float(np.sum(tails)))
@@ -101,6 +101,6 @@ def test_padded_ranks_train(tiny: Callable[..., BaseModel], examples: list[Examp
     with inject_lora(base, PLAN) as adapter:
         few = resize_ranks({n: np.ones(s, np.float32) * 0.1 for n, s in adapter.layout.items()}, 2)
         adapter.load(resize_ranks(few, 4))
-        train_examples(base, adapter, examples, plan, seed=0, round_number=1)
+        train_examples(base, adapter, examples, plan)
         for name, values in adapter.state().items():
             assert (values[2:] if name.endswith("A") else values[:, 2:]).any()

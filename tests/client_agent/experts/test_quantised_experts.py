@@ -112,7 +112,7 @@ def test_experts_and_router_train_beside_few_bits(
         before, private = adapter.state(), adapter.private_state()
         penalty = adapter.penalty(examples, 64, 1)
         chosen = examples[:4]
-        losses = train_examples(base, adapter, chosen, plan, seed=0, round_number=1, penalty=penalty).losses
+        losses = train_examples(base, adapter, chosen, plan, penalty=penalty).losses
         after, moved = adapter.state(), adapter.private_state()
     assert losses[0] - losses[-1] > 0.1
     changed = experts_in(name for name in after if not np.array_equal(after[name], before[name]))

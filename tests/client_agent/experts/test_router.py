@@ -87,7 +87,7 @@ def test_consistency_trains_router_alike_under_gradient_checkpointing(
             before = adapter.private_state()
             penalty = adapter.penalty(examples, 64, 1)
             assert (penalty is None) == (weight == 0)
-            train_examples(base, adapter, examples, steps, seed=0, round_number=1, penalty=penalty)
+            train_examples(base, adapter, examples, steps, penalty=penalty)
             after = adapter.private_state()
             assert not np.array_equal(after["router.x1.u"], before["router.x1.u"])
             assert np.array_equal(after["router.x2.u"], before["router.x2.u"])  # was not chosen

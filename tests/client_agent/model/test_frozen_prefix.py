@@ -88,7 +88,7 @@ def test_training_and_scores_equal_those_of_all_layers(
         base = tiny()
         base.prefix.store = store
         with inject_lora(base, LAST_TWO) as adapter:
-            losses = train_examples(base, adapter, examples[:12], plan, seed=0, round_number=1).losses
+            losses = train_examples(base, adapter, examples[:12], plan).losses
             results.append([*losses, mean_loss(base, encode_for(base, examples[12:], 64))])
     np.testing.assert_allclose(results[0], results[1], rtol=1e-5)
 
@@ -106,8 +106,6 @@ def test_stopped_training_resumes_to_the_same_bits(
                 adapter,
                 examples,
                 PLAN,
-                seed=0,
-                round_number=1,
                 stop=stop,
                 checkpoint=TrainingCheckpoint(file, 3600.0),
             )

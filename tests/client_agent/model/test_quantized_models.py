@@ -50,7 +50,7 @@ def load(saved_model: Callable[..., str]) -> Load:
 
 def loss_decrease(base: BaseModel, adapter: Adapter, examples: list[Example], plan: TrainingPlan) -> float:
     """Train on one batch, and say by how much its loss fell."""
-    losses = train_examples(base, adapter, examples[:4], plan, seed=0, round_number=1).losses
+    losses = train_examples(base, adapter, examples[:4], plan).losses
     return losses[0] - losses[-1]
 
 
@@ -112,7 +112,7 @@ def test_adapters_transfer_between_dense_and_quantised_models(
     states = []
     for base in bases:
         with inject_random_pq(base, ADAPTER) as adapter:
-            train_examples(base, adapter, examples[:4], PLAN, seed=0, round_number=1)
+            train_examples(base, adapter, examples[:4], PLAN)
             states.append(adapter.state())
     for base, state in zip(bases, reversed(states), strict=True):
         bare = evaluate(base, examples[:4], max_length=64).loss
@@ -136,7 +136,7 @@ def test_training_on_repacked_weights_is_refused(load: Load, examples: list[Exam
             inject_random_pq(base, ADAPTER) as adapter,
             pytest.raises(MissingGradient, match="cannot be differentiated"),
         ):
-            train_examples(base, adapter, examples, PLAN, seed=0, round_number=1)
+            train_examples(base, adapter, examples, PLAN)
 
 
 @pytest.mark.parametrize("quantization", ["none", "nf4", "int8"])
@@ -162,7 +162,7 @@ def gradients(base: BaseModel, examples: list[Example], plan: TrainingPlan) -> d
             parameter.register_hook(
                 lambda gradient, name=name: gradients_by_name.update({name: gradient.clone()})
             )
-        train_examples(base, adapter, examples, plan.model_copy(update={"steps": 2}), seed=0, round_number=1)
+        train_examples(base, adapter, examples, plan.model_copy(update={"steps": 2}))
         assert gradients_by_name.keys() == adapter.named_parameters().keys()
     return gradients_by_name
 
@@ -174,7 +174,7 @@ def test_log_is_not_filled_with_casts(
         base = load("int8")
         evaluate(base, examples, max_length=64)
         with inject_random_pq(base, ADAPTER) as adapter:
-            train_examples(base, adapter, examples, PLAN, seed=0, round_number=1)
+            train_examples(base, adapter, examples, PLAN)
     # Coordinators of other tests may still write to the log of this process.
     warnings = [record for record in caplog.records if not record.name.startswith("coordinator")]
     assert not warnings

@@ -30,16 +30,13 @@ from client_agent.training.silo import Silo
 from schemas.maths.bank import expert_tensors
 from schemas.messages.federations import AdapterPlan, FederationPlan
 from schemas.strategies.fed_vemoe import FedVemoeOptions
+from tests.scene.plans import federation_plan
 
-PLAN = FederationPlan.model_validate(
-    {
-        "name": "bank",
-        "strategy": {"name": "fedavg"},
-        "adapter": {"kind": "lora", "rank": 2, "roles": ["v", "down"], "layers": 2},
-        "training": {"steps": 4, "batch_size": 4, "learning_rate": 0.01, "max_length": 64},
-        "rounds": {"total": 3, "min_clients": 1},
-        "scores": {"examples": 12, "new_tokens": 0},
-    }
+PLAN = federation_plan(
+    adapter={"kind": "lora", "rank": 2, "roles": ["v", "down"], "layers": 2},
+    training={"steps": 4, "batch_size": 4, "learning_rate": 0.01, "max_length": 64},
+    rounds={"total": 3, "min_clients": 1},
+    scores={"examples": 12, "new_tokens": 0},
 )
 
 

@@ -18,19 +18,16 @@ from client_agent.storage.final_scores import StartScoreStore
 from client_agent.storage.rate_store import RateStore
 from client_agent.training.data import SiloData
 from client_agent.training.silo import Silo
-from schemas.messages.federations import AdapterPlan, FederationPlan, ScoresPlan, TrainingPlan
+from schemas.messages.federations import AdapterPlan, ScoresPlan, TrainingPlan
+from tests.scene.plans import federation_plan
 
 ADAPTER = AdapterPlan(kind="lora", rank=4, roles=["v", "down"])
 SCORES = ScoresPlan(examples=4, new_tokens=4)
-PLAN = FederationPlan.model_validate(
-    {
-        "name": "x",
-        "strategy": {"name": "fedavg"},
-        "rounds": {"total": 2},
-        "training": TrainingPlan(steps=1, batch_size=4, max_length=64, learning_rate=0.01),
-        "adapter": ADAPTER,
-        "scores": SCORES,
-    }
+PLAN = federation_plan(
+    rounds={"total": 2},
+    training=TrainingPlan(steps=1, batch_size=4, max_length=64, learning_rate=0.01),
+    adapter=ADAPTER,
+    scores=SCORES,
 )
 
 

@@ -28,11 +28,12 @@ from client_agent.storage.rate_store import RateStore
 from client_agent.storage.round_folder import FINAL_SCORES, FINAL_SCORES_SENT, TRAINED
 from client_agent.training.data import SiloData
 from client_agent.training.silo import Silo
-from schemas.messages.federations import AdapterPlan, FederationPlan, ScoresPlan, TrainingPlan
+from schemas.messages.federations import AdapterPlan, ScoresPlan, TrainingPlan
 from schemas.messages.scores import LOSS, Score
 from tests.scene.agents import QUICK, Enrolled, alone_plan, limited_sleep
 from tests.scene.coordinator import Served
 from tests.scene.local_training import train_one_round
+from tests.scene.plans import federation_plan
 
 ADAPTER = AdapterPlan(kind="lora", rank=4, roles=["v", "down"])
 PLAN = TrainingPlan(steps=2, batch_size=4, max_length=64, learning_rate=0.01)
@@ -110,16 +111,7 @@ def test_equal_losses_keep_served_weights() -> None:
 
 
 def test_unchanged_adapter_is_not_scored_again(tiny: Callable[..., BaseModel], tmp_path: Path) -> None:
-    plan = FederationPlan.model_validate(
-        {
-            "name": "x",
-            "strategy": {"name": "fedavg"},
-            "rounds": {"total": 3},
-            "training": PLAN,
-            "adapter": ADAPTER,
-            "scores": SCORES,
-        }
-    )
+    plan = federation_plan(rounds={"total": 3}, training=PLAN, adapter=ADAPTER, scores=SCORES)
     silo = silo_of(tiny(), 16)
     rounds = list(train_alone(silo, plan, None, lambda: False, RateStore(tmp_path), tmp_path))
     for before, after in pairwise(rounds):

@@ -34,6 +34,7 @@ from tests.scene.agents import (
     run_until_killed,
 )
 from tests.scene.coordinator import Served
+from tests.scene.plans import federation_plan
 from tests.scene.silo_config import config
 
 
@@ -223,14 +224,7 @@ def test_check_reports_promised_and_spent_sketch_privacy(tmp_path: Path) -> None
 
 
 def test_signature_plan_defaults_are_resolved_and_validated() -> None:
-    plan = FederationPlan.model_validate(
-        {
-            "name": "x",
-            "strategy": {"name": "fedmosaic"},
-            "rounds": {"total": 7},
-            "signature": {"dp": {"epsilon": 3}},
-        }
-    )
+    plan = federation_plan("fedmosaic", rounds={"total": 7}, signature={"dp": {"epsilon": 3}})
     assert (plan.signature.dim, plan.signature.probe_examples) == (64, 256)
     assert plan.signature.dp is not None
     assert plan.signature.dp.releases == 7

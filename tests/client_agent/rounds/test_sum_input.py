@@ -11,23 +11,19 @@ import safetensors.numpy
 from client_agent.rounds.sum_input import RoundResult, SumInput
 from schemas.maths.adapter import in_order
 from schemas.maths.start import from_start
-from schemas.messages.federations import FederationPlan
 from schemas.messages.scores import LOSS, Score, Scores
 from schemas.secure_sum.counts import count_segments
 from schemas.secure_sum.encoding import CLIP_UNIT, dequantise, most
 from schemas.secure_sum.segments import segments_of
+from tests.scene.plans import federation_plan
 from tests.scene.tensors import zero_tensors
 
 SHAPES = {"l0.q.A": (2, 6), "l0.q.B": (5, 2)}
 LAYOUT = in_order(SHAPES | {f"x{k}.{name}": shape for k in (1, 2) for name, shape in SHAPES.items()})
 GROUPS = ("x0", "x1", "x2", "reject")
-PLAN = FederationPlan.model_validate(
-    {
-        "name": "bank",
-        "strategy": {"name": "fedavg"},
-        "rounds": {"min_clients": 5, "quorum": 5},
-        "privacy": {"secure_sum": {"minimum": 5, "weigh_up_to": 100, "clip": 1.0}},
-    }
+PLAN = federation_plan(
+    rounds={"min_clients": 5, "quorum": 5},
+    privacy={"secure_sum": {"minimum": 5, "weigh_up_to": 100, "clip": 1.0}},
 )
 SERVED = zero_tensors(LAYOUT)
 START = {name: from_start(name, SERVED.__getitem__, PLAN.training.seed, LAYOUT) for name in LAYOUT}

@@ -16,16 +16,14 @@ from client_agent.errors import CoordinatorUnreachable, Stopped
 from client_agent.rounds import waits
 from client_agent.rounds.waits import WaitLog, awaited
 from schemas.messages.enrolment import Traffic
-from schemas.messages.federations import FederationPlan
 from schemas.messages.rounds import RoundCounts, RoundSummary
 from tests.scene.agents import alone_plan
 from tests.scene.coordinator import Served
+from tests.scene.plans import federation_plan
 from tests.scene.silo_config import config
 from tests.scene.waiting import wait_until
 
-PLAN = FederationPlan.model_validate(
-    {"name": "x", "strategy": {"name": "fedavg"}, "rounds": {"total": 2, "min_clients": 2}}
-)
+PLAN = federation_plan(rounds={"total": 2, "min_clients": 2})
 
 
 def _newest(number: int, state: Any, joined: int = 2, arrived: int = 0) -> RoundSummary:

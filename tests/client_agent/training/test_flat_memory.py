@@ -30,7 +30,7 @@ def one_round(base: BaseModel, number: int) -> None:
     """Score, train, score, sign: what `client_agent.rounds.steps` does with a model in a round."""
     with inject_random_pq(base, ADAPTER, gated=True) as adapter:
         evaluate(base, EXAMPLES, max_length=64)
-        train_examples(base, adapter, EXAMPLES, PLAN, seed=0, round_number=number)
+        train_examples(base, adapter, EXAMPLES, PLAN, round_number=number)
         evaluate(base, EXAMPLES, max_length=64)
     sketch_of(base, EXAMPLES, SignaturePlan(dim=64))
 

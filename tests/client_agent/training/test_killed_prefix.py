@@ -98,8 +98,6 @@ def trained(
             adapter,
             chat(EXAMPLES),
             PLAN,
-            seed=0,
-            round_number=1,
             stop=on_step,
             on_step=lambda step: steps.append(step.number),
             checkpoint=TrainingCheckpoint(folder / "partial", every_seconds),

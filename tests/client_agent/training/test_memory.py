@@ -72,7 +72,7 @@ def test_step_memory_matches_the_estimate(
         )
         with inject(base, adapter_plan, frames, gated=False, seed=0) as adapter:
             peak = peak_of(
-                lambda: train_examples(base, adapter, examples, plan, seed=0, round_number=1),  # noqa: B023
+                lambda: train_examples(base, adapter, examples, plan),  # noqa: B023
                 tmp_path,
             )
         print(f"{checkpointing=}: {peak / most(tokens):.2f} of what was foretold")

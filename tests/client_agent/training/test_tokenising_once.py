@@ -17,16 +17,13 @@ from client_agent.sketches.gradient import sketch_of
 from client_agent.storage.rate_store import RateStore
 from client_agent.training.data import SiloData
 from client_agent.training.silo import Silo
-from schemas.messages.federations import AdapterPlan, FederationPlan, RoundsPlan, SignaturePlan, TrainingPlan
+from schemas.messages.federations import AdapterPlan, RoundsPlan, SignaturePlan, TrainingPlan
+from tests.scene.plans import federation_plan
 
-PLAN = FederationPlan.model_validate(
-    {
-        "name": "once",
-        "strategy": {"name": "fedavg"},
-        "adapter": AdapterPlan(kind="lora", rank=4).model_dump(),
-        "rounds": RoundsPlan(total=2).model_dump(),
-        "training": TrainingPlan(steps=2, batch_size=4, max_length=64, learning_rate=0.01).model_dump(),
-    }
+PLAN = federation_plan(
+    adapter=AdapterPlan(kind="lora", rank=4).model_dump(),
+    rounds=RoundsPlan(total=2).model_dump(),
+    training=TrainingPlan(steps=2, batch_size=4, max_length=64, learning_rate=0.01).model_dump(),
 )
 
 

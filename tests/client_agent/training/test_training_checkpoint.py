@@ -70,8 +70,6 @@ def trained(
             adapter,
             examples,
             plan,
-            seed=0,
-            round_number=1,
             stop=stop,
             penalty=adapter.penalty(examples, plan.max_length, 1),
             checkpoint=checkpoint,
@@ -150,8 +148,6 @@ def killed_training(file: Path) -> None:
             adapter,
             chat(),
             PLAN,
-            seed=0,
-            round_number=1,
             stop=announce,
             checkpoint=TrainingCheckpoint(file, 0.1),
         )
@@ -179,8 +175,6 @@ def test_killed_training_loses_one_interval_at_most(tmp_path: Path) -> None:
                 adapter,
                 chat(),
                 PLAN,
-                seed=0,
-                round_number=1,
                 on_step=lambda step: steps.append(step.number),
                 checkpoint=checkpoint,
             )

@@ -30,7 +30,7 @@ def run(
     base: BaseModel, examples: Sequence[Example], plan: TrainingPlan = PLAN, *, number: int = 1
 ) -> tuple[TrainingOutcome, dict[str, np.ndarray]]:
     with inject_random_pq(base, ADAPTER) as adapter:
-        outcome = train_examples(base, adapter, examples, plan, seed=0, round_number=number)
+        outcome = train_examples(base, adapter, examples, plan, round_number=number)
         return outcome, adapter.state()
 
 
@@ -44,7 +44,7 @@ def test_lora_and_pq_adapters_learn(each_architecture: BaseModel, examples: list
     plan = PLAN.model_copy(update={"steps": 15})
     for inject in (inject_random_pq, inject_lora):
         with inject(base, ADAPTER) as adapter:
-            losses = train_examples(base, adapter, examples[:4], plan, seed=0, round_number=1).losses
+            losses = train_examples(base, adapter, examples[:4], plan).losses
         assert losses[-1] < losses[0] - 0.3
 
 
@@ -75,10 +75,10 @@ def test_resumed_optimiser_state_equals_uninterrupted_training(
 ) -> None:
     base = tiny()
     with inject_random_pq(base, ADAPTER, gated=gated) as adapter:
-        first = train_examples(base, adapter, examples, PLAN, seed=0, round_number=1)
+        first = train_examples(base, adapter, examples, PLAN)
         paused, private = adapter.state(), adapter.private_state()
         whole = train_examples(
-            base, adapter, examples, PLAN, seed=0, round_number=2, optimiser_state=first.optimiser_state
+            base, adapter, examples, PLAN, round_number=2, optimiser_state=first.optimiser_state
         )
         expected = {**adapter.state(), **adapter.private_state()}
     assert all(values.dtype == np.float32 for values in first.optimiser_state.values())
@@ -86,9 +86,7 @@ def test_resumed_optimiser_state_equals_uninterrupted_training(
         adapter.load(paused)
         adapter.load_private(private)
         stored = {name: values.copy() for name, values in first.optimiser_state.items()}
-        resumed = train_examples(
-            base, adapter, examples, PLAN, seed=0, round_number=2, optimiser_state=stored
-        )
+        resumed = train_examples(base, adapter, examples, PLAN, round_number=2, optimiser_state=stored)
         assert same({**adapter.state(), **adapter.private_state()}, expected)
     assert resumed.losses == whole.losses
     assert same(resumed.optimiser_state, whole.optimiser_state)
@@ -104,7 +102,7 @@ def test_optimiser_state_of_another_adapter_is_refused(
         {name: np.zeros(3, np.float32) for name in state},
     ):
         with inject_random_pq(base, ADAPTER) as adapter, pytest.raises(LayoutMismatch):
-            train_examples(base, adapter, examples, PLAN, seed=0, round_number=1, optimiser_state=wrong)
+            train_examples(base, adapter, examples, PLAN, optimiser_state=wrong)
 
 
 def test_accumulation_equals_a_larger_batch(tiny: Callable[..., BaseModel], examples: list[Example]) -> None:
@@ -136,11 +134,11 @@ def test_parameter_without_gradient_stops_training_by_name(
         layer = base.parts.linear(base.model, 3, "up")
         layer.forward = layer.base_layer.forward  # type: ignore[assignment,method-assign,union-attr]
         with pytest.raises(MissingGradient, match=r"b1\.up\.P"):
-            train_examples(base, adapter, examples, PLAN, seed=0, round_number=1)
+            train_examples(base, adapter, examples, PLAN)
     adapter = inject_random_pq(base, ADAPTER)
     adapter.remove()
     with pytest.raises(MissingGradient):
-        train_examples(base, adapter, examples, PLAN, seed=0, round_number=1)
+        train_examples(base, adapter, examples, PLAN)
 
 
 def test_loss_that_is_not_finite_stops_training(
@@ -150,7 +148,7 @@ def test_loss_that_is_not_finite_stops_training(
     with inject_random_pq(base, ADAPTER) as adapter:
         adapter.load(filled_tensors(adapter.layout, np.nan))
         with pytest.raises(LossNotFinite, match="learning_rate"):
-            train_examples(base, adapter, examples, PLAN, seed=0, round_number=1)
+            train_examples(base, adapter, examples, PLAN)
     assert not base.model.training
 
 
@@ -163,9 +161,9 @@ def test_training_after_divergence_equals_a_fresh_one(
         start = adapter.state()
         adapter.load(filled_tensors(adapter.layout, np.nan))
         with pytest.raises(LossNotFinite):
-            train_examples(base, adapter, examples, PLAN, seed=0, round_number=1)
+            train_examples(base, adapter, examples, PLAN)
         adapter.load(start)
-        outcome = train_examples(base, adapter, examples, PLAN, seed=0, round_number=1)
+        outcome = train_examples(base, adapter, examples, PLAN)
         assert outcome.losses == expected.losses
         assert same(adapter.state(), tensors)
 
@@ -185,7 +183,7 @@ def test_frames_train_at_their_own_rate(tiny: Callable[..., BaseModel], examples
     slow = frames["b0.v"]
     frames["b0.v"] = Frame(slow.A, slow.B, rate=0.1)
     with inject_pq(base, ADAPTER, frames, gated=True) as adapter:
-        train_examples(base, adapter, examples, PLAN.model_copy(update={"steps": 1}), seed=0, round_number=1)
+        train_examples(base, adapter, examples, PLAN.model_copy(update={"steps": 1}))
         moved = {name: float(np.abs(values).max()) for name, values in adapter.state().items()}
         gate = adapter.private_state()
     assert moved["b1.v.P"] == pytest.approx(0.01, rel=1e-3)  # Adam's first step is the learning rate
@@ -197,7 +195,7 @@ def test_gate_trains_at_rate_of_p_and_q(tiny: Callable[..., BaseModel], examples
     base = tiny()
     with inject_random_pq(base, ADAPTER, gated=True) as adapter:
         adapter.load_global(filled_tensors(adapter.layout, 0.05))
-        train_examples(base, adapter, examples, PLAN.model_copy(update={"steps": 1}), seed=0, round_number=1)
+        train_examples(base, adapter, examples, PLAN.model_copy(update={"steps": 1}))
         for gate in adapter.private_state().values():
             assert abs(gate + 1.386) == pytest.approx(0.01, rel=1e-2)
 
@@ -213,8 +211,6 @@ def test_steps_are_reported_and_training_can_be_stopped(
             adapter,
             examples,
             PLAN,
-            seed=0,
-            round_number=1,
             on_step=steps.append,
             stop=lambda: len(steps) == 3,
         )
@@ -233,7 +229,7 @@ def test_bfloat16_base_trains_float32_adapters(
     for inject in (inject_random_pq, inject_lora):
         with inject(base, ADAPTER) as adapter:
             assert {p.dtype for p in adapter.named_parameters().values()} == {torch.float32}
-            losses = train_examples(base, adapter, examples[:4], plan, seed=0, round_number=1).losses
+            losses = train_examples(base, adapter, examples[:4], plan).losses
         assert losses[-1] < losses[0] - 0.5
 
 
@@ -245,7 +241,7 @@ def test_texts_beyond_model_positions_are_refused_before_training(
     assert base.positions == 12
     with inject_random_pq(base, ADAPTER) as adapter:
         for step in (
-            lambda: train_examples(base, adapter, examples, PLAN, seed=0, round_number=1),
+            lambda: train_examples(base, adapter, examples, PLAN),
             lambda: evaluate(base, examples, max_length=64),
         ):
             with pytest.raises(
@@ -254,9 +250,7 @@ def test_texts_beyond_model_positions_are_refused_before_training(
                 step()
         assert not any(values.any() for values in adapter.state().values())
         shorter = PLAN.model_copy(update={"max_length": 12})
-        assert np.isfinite(
-            train_examples(base, adapter, examples, shorter, seed=0, round_number=1).losses
-        ).all()
+        assert np.isfinite(train_examples(base, adapter, examples, shorter).losses).all()
 
 
 def test_stretched_rotary_positions_count_as_positions(tiny: Callable[..., BaseModel]) -> None:

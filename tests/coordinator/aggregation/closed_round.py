@@ -21,6 +21,7 @@ from coordinator.storage import payloads
 from schemas.maths.adapter import Layout, in_order, size
 from schemas.messages.federations import FederationPlan
 from tests.coordinator.rows import client_row, participation_row
+from tests.scene.plans import federation_plan
 
 
 @dataclass
@@ -51,13 +52,8 @@ class Closed:
 
 def plan(strategy: str = "fedavg", **rounds_plan: Any) -> FederationPlan:
     """Make a plan; a round needs one client."""
-    return FederationPlan.model_validate(
-        {
-            "name": "f",
-            "strategy": {"name": strategy},
-            "rounds": {"min_clients": 1, "total": 3} | rounds_plan,
-            "signature": {"dim": 2},
-        }
+    return federation_plan(
+        strategy, rounds={"min_clients": 1, "total": 3} | rounds_plan, signature={"dim": 2}
     )
 
 

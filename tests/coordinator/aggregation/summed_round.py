@@ -30,6 +30,7 @@ from schemas.wire.digests import digest_of
 from schemas.wire.envelope import head
 from tests.coordinator.rows import client_row, participation_row
 from tests.scene.coordinator import PROFILE
+from tests.scene.plans import federation_plan
 from tests.scene.secure_sums import terms_of
 from tests.scene.tensors import split_tensors
 
@@ -51,15 +52,12 @@ class MemberUpdate:
 
 
 def plan(strategy: str = "fedavg", adapter: str = "pq", **secure_sum: Any) -> FederationPlan:
-    return FederationPlan.model_validate(
-        {
-            "name": "summed",
-            "strategy": {"name": strategy},
-            "adapter": ADAPTERS[adapter],
-            "rounds": {"min_clients": 3, "total": 9},
-            "training": {"seed": 3, "steps": 10, "learning_rate": 0.1},
-            "privacy": {"secure_sum": {"minimum": 3, **secure_sum}},
-        }
+    return federation_plan(
+        strategy,
+        adapter=ADAPTERS[adapter],
+        rounds={"min_clients": 3, "total": 9},
+        training={"seed": 3, "steps": 10, "learning_rate": 0.1},
+        privacy={"secure_sum": {"minimum": 3, **secure_sum}},
     )
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from coordinator.aggregation.store import sketch_model
-from schemas.messages.federations import FederationPlan
+from tests.scene.plans import federation_plan
 
 
 @pytest.mark.parametrize(
@@ -18,12 +18,5 @@ from schemas.messages.federations import FederationPlan
     ],
 )
 def test_the_plan_names_the_model_of_sketches(signature: dict[str, Any], model: str) -> None:
-    plan = FederationPlan.model_validate(
-        {
-            "name": "x",
-            "strategy": {"name": "fedmosaic"},
-            "signature": signature,
-            "alignment": {"pivot": "pivot-000000000000"},
-        }
-    )
+    plan = federation_plan("fedmosaic", signature=signature, alignment={"pivot": "pivot-000000000000"})
     assert sketch_model(plan, "own-000000000000") == model

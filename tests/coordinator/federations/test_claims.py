@@ -10,6 +10,7 @@ from coordinator.federations.claims import UpdateCounts, federation_claims, roun
 from coordinator.strategies.opening import open_plan
 from schemas.messages.federations import FederationPlan
 from tests.scene.coordinator import PROFILE, Served, Silo
+from tests.scene.plans import federation_plan
 from tests.scene.rounds import PLAN, deliver, running, try_join, values
 
 IDENTITY = {
@@ -67,9 +68,7 @@ ALONE = {
 @pytest.mark.parametrize("least", [1, 2, 3])
 @pytest.mark.parametrize("updates", [0, 1, 2, 3, 4, 5])
 def test_claims_state_what_members_learn_of_others(strategy: str, least: int, updates: int) -> None:
-    plan = FederationPlan.model_validate(
-        {"name": "a", "strategy": {"name": strategy}, "privacy": {"min_voices": least}}
-    )
+    plan = federation_plan(strategy, privacy={"min_voices": least})
     federation = federation_claims(open_plan(plan))
     claims = " ".join(federation)
     assert SERVED[strategy] in claims
@@ -91,13 +90,8 @@ def test_claims_follow_from_identity_roster_sketches_and_guard(
     bearer: bool, roster: str, signatures: str, poison: str
 ) -> None:
     (signing, hidden), (strategy, bound) = SIGNATURES[signatures], POISON[poison]
-    plan = FederationPlan.model_validate(
-        {
-            "name": "a",
-            "strategy": strategy,
-            "signature": signing,
-            "privacy": {"allow_bearer_clients": bearer, "roster_policy": roster},
-        }
+    plan = federation_plan(
+        strategy, signature=signing, privacy={"allow_bearer_clients": bearer, "roster_policy": roster}
     )
     allowed = [
         hidden,
@@ -140,9 +134,7 @@ def test_a_federation_is_shown_with_its_claims(coordinator: Served) -> None:
     ids=["no update yet", "the only one does not", "the only one does", "none does", "one does", "all do"],
 )
 def test_round_claims_state_epsilon_of_private_sketches(counted: UpdateCounts, said: list[str]) -> None:
-    plan = FederationPlan.model_validate(
-        {"name": "a", "strategy": {"name": "fedavg"}, "signature": {"dp": {"epsilon": 4}}}
-    )
+    plan = federation_plan(signature={"dp": {"epsilon": 4}})
     more = " ".join(round_claims(open_plan(plan), counted)[len(federation_claims(open_plan(plan))) :])
     assert bool(more) == bool(said)
     assert all(fragment in more for fragment in said), more
@@ -185,16 +177,12 @@ SEEN = {
 @pytest.mark.parametrize("masking", ["pairwise", "none"])
 @pytest.mark.parametrize("scores", ["summed", "own"])
 def test_claims_of_secure_sums_follow_their_options(roster: str, masking: str, scores: str) -> None:
-    plan = FederationPlan.model_validate(
-        {
-            "name": "a",
-            "strategy": {"name": "fedavg"},
-            "rounds": {"min_clients": 5},
-            "privacy": {
-                "roster_policy": roster,
-                "secure_sum": {"masking": masking, "scores": scores, "minimum": 5},
-            },
-        }
+    plan = federation_plan(
+        rounds={"min_clients": 5},
+        privacy={
+            "roster_policy": roster,
+            "secure_sum": {"masking": masking, "scores": scores, "minimum": 5},
+        },
     )
     masked = masking == "pairwise"
     allowed = [
@@ -232,9 +220,7 @@ def test_claims_of_secure_sums_follow_their_options(roster: str, masking: str, s
     ],
 )
 def test_claims_of_secure_sums_name_the_summed_part(strategy: str, told: str) -> None:
-    plan = FederationPlan.model_validate(
-        {"name": "a", "strategy": {"name": strategy}, "privacy": {"secure_sum": {}}}
-    )
+    plan = federation_plan(strategy, privacy={"secure_sum": {}})
     assert told in federation_claims(open_plan(plan))[4]
 
 
@@ -248,7 +234,5 @@ def test_claims_of_secure_sums_name_the_summed_part(strategy: str, told: str) ->
     ],
 )
 def test_claims_of_banks_state_who_sees_choices(summed: dict[str, object], choices: str) -> None:
-    plan = FederationPlan.model_validate(
-        {"name": "a", "strategy": {"name": "fed_vemoe"}, "privacy": {"secure_sum": summed}}
-    )
+    plan = federation_plan("fed_vemoe", privacy={"secure_sum": summed})
     assert choices in " ".join(federation_claims(open_plan(plan)))

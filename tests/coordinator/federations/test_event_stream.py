@@ -13,9 +13,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from coordinator.db.engine import Database
 from coordinator.federations import store
 from coordinator.storage import event_log
-from schemas.messages.federations import FederationPlan
 from tests.scene.coordinator import ADMIN_TOKEN, Served
 from tests.scene.key_rotation import rotation
+from tests.scene.plans import federation_plan
 
 
 @contextmanager
@@ -113,7 +113,7 @@ def test_a_malformed_last_event_id_is_refused(coordinator: Served, last: str) ->
 
 def test_events_are_numbered_in_order_of_commits(database: Database) -> None:
     with database.write() as session:
-        plan = FederationPlan.model_validate({"name": "x", "strategy": {"name": "fedavg"}})
+        plan = federation_plan()
         federation_id = store.create(session, plan).id
 
     def write() -> None:
@@ -135,7 +135,7 @@ def test_events_are_numbered_in_order_of_commits(database: Database) -> None:
 
 def test_a_rolled_back_event_leaves_no_gap(database: Database) -> None:
     with database.write() as session:
-        plan = FederationPlan.model_validate({"name": "x", "strategy": {"name": "fedavg"}})
+        plan = federation_plan()
         federation_id = store.create(session, plan).id
     with database.write() as session:
         event_log.append(session, federation_id, "round", {})

@@ -12,6 +12,7 @@ from schemas.messages.federations import FederationPlan
 from schemas.messages.private_training import CAPABILITY
 from schemas.strategies.registry import strategy_names
 from tests.scene.coordinator import Served, slug
+from tests.scene.plans import federation_plan
 from tests.scene.rounds import PLAN, join, put, show, update_body, values
 
 LORA = {"kind": "lora", "rank": 4, "roles": ["q"]}
@@ -68,9 +69,7 @@ def test_claims_of_private_training_state_their_limits() -> None:
     assert "updates and sketches together: (5, 2e-05)" in updates
     assert "not covered: the scores, which are of held-out examples" in updates
     assert "the coordinator cannot verify it" in updates
-    without = federation_claims(
-        open_plan(FederationPlan.model_validate({"name": "a", "strategy": {"name": "fedavg"}}))
-    )
+    without = federation_claims(open_plan(federation_plan()))
     assert not any("Updates: record-level" in claim for claim in without)
 
 

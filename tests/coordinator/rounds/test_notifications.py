@@ -18,8 +18,8 @@ from coordinator.federations import store
 from coordinator.rounds import notifications, transitions
 from coordinator.rounds import store as rounds
 from coordinator.rounds.notifications import Change, PendingNotifications
-from schemas.messages.federations import FederationPlan
 from tests.scene.coordinator import Served, Silo
+from tests.scene.plans import federation_plan
 from tests.scene.rounds import deliver, join, plan, running, scored, url, values, wait_for
 from tests.scene.waiting import wait_until
 
@@ -91,9 +91,7 @@ def test_a_stopping_service_publishes_pending_counts(
 def open_one(database: Database) -> str:
     """Create a federation and open its first round."""
     with database.write() as session:
-        row = store.create(
-            session, FederationPlan.model_validate({"name": "x", "strategy": {"name": "fedavg"}})
-        )
+        row = store.create(session, federation_plan())
         transitions.start(session, row)
         return row.id
 

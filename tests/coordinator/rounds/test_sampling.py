@@ -20,6 +20,7 @@ from schemas.maths.sampling import in_order, places_of
 from schemas.messages.federations import FederationPlan, RoundsPlan
 from tests.coordinator.rows import client_row, participation_row
 from tests.scene.coordinator import Served, Silo, slug
+from tests.scene.plans import federation_plan
 from tests.scene.rounds import deliver, plan, running, show, try_join, values, wait_for
 
 NAMES = [f"client-{number}" for number in range(8)]
@@ -152,9 +153,7 @@ def test_revoked_and_absent_clients_free_their_places(coordinator: Served) -> No
 def test_is_drawn_agrees_with_the_whole_draw(
     database: Database, monkeypatch: pytest.MonkeyPatch, sample: float, joined: int
 ) -> None:
-    wanted = FederationPlan.model_validate(
-        {"name": "f", "strategy": {"name": "fedavg"}, "rounds": {"min_clients": 1, "sample": sample}}
-    )
+    wanted = federation_plan(rounds={"min_clients": 1, "sample": sample})
     with database.write() as session:
         federation = federations.create(session, wanted)
         now = database_time(session)

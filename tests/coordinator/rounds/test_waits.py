@@ -13,16 +13,14 @@ from coordinator.federations import store as federations
 from coordinator.federations.store import plan_of
 from coordinator.rounds import store as rounds
 from coordinator.rounds.lifecycle import next_state
-from schemas.messages.federations import FederationPlan
 from tests.coordinator.rows import client_row, participation_row
+from tests.scene.plans import federation_plan
 
 
 @pytest.fixture
 def federation(database: Database) -> FederationRow:
     """A federation with two clients, and one that was shut out."""
-    plan = FederationPlan.model_validate(
-        {"name": "x", "strategy": {"name": "fedavg"}, "rounds": {"min_clients": 2, "total": 100}}
-    )
+    plan = federation_plan(rounds={"min_clients": 2, "total": 100})
     with database.write() as session:
         row = federations.create(session, plan)
         for i, standing in enumerate(("enrolled", "enrolled", "revoked")):

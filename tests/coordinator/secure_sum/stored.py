@@ -31,6 +31,7 @@ from schemas.secure_sum.terms import terms_hash
 from schemas.wire.digests import digest_of
 from tests.coordinator.rows import client_row, participation_row
 from tests.scene.coordinator import PROFILE
+from tests.scene.plans import federation_plan
 from tests.scene.secure_sums import Session, identity, inputs_of, terms_of
 
 KEY = ServerKey(bytes(range(32)))
@@ -108,14 +109,10 @@ class Stored:
 
 
 def plan(**secure_sum: Any) -> FederationPlan:
-    return FederationPlan.model_validate(
-        {
-            "name": "summed",
-            "strategy": {"name": "fedavg"},
-            "adapter": {"rank": 2, "blocks": 1, "roles": ["q"]},
-            "rounds": {"min_clients": 3, "total": 9},
-            "privacy": {"secure_sum": {"minimum": 3, **secure_sum}},
-        }
+    return federation_plan(
+        adapter={"rank": 2, "blocks": 1, "roles": ["q"]},
+        rounds={"min_clients": 3, "total": 9},
+        privacy={"secure_sum": {"minimum": 3, **secure_sum}},
     )
 
 

@@ -11,9 +11,9 @@ import pytest
 import coordinator
 from coordinator.strategies.base import Strategy
 from coordinator.strategies.opening import make, open_plan
-from schemas.messages.federations import FederationPlan
 from schemas.strategies.declaration import StrategyOptions
 from schemas.strategies.registry import strategy_names
+from tests.scene.plans import federation_plan
 
 SOURCES = [(path.name, path.read_text("utf-8")) for path in Path(coordinator.__file__).parent.rglob("*.py")]
 
@@ -24,9 +24,7 @@ def _nodes(word: str) -> list[tuple[str, ast.AST]]:
 
 
 def test_a_plan_opens_with_its_strategy_and_options() -> None:
-    plan = FederationPlan.model_validate(
-        {"name": "n", "strategy": {"name": "het_lora", "options": {"r_min": 3}}}
-    )
+    plan = federation_plan("het_lora", {"r_min": 3})
     opened = open_plan(plan)
     assert opened.plan is plan
     assert opened.options.least_rank == 3

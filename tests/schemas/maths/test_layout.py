@@ -11,7 +11,8 @@ from schemas.maths.adapter import block_modules, lora_layout, module_of, pq_layo
 from schemas.maths.blocks import block_ends
 from schemas.maths.layout import block_roles, client_layout, shape_in
 from schemas.messages.enrolment import Profile
-from schemas.messages.federations import ALL_ROLES, AdapterPlan, FederationPlan
+from schemas.messages.federations import ALL_ROLES, AdapterPlan
+from tests.scene.plans import federation_plan
 
 
 @pytest.mark.parametrize(
@@ -93,7 +94,7 @@ def test_a_pq_layout_without_bias_has_p_only() -> None:
 
 
 def test_a_minimal_plan_has_the_documented_defaults() -> None:
-    plan = FederationPlan.model_validate({"name": "n", "strategy": {"name": "fedmosaic"}})
+    plan = federation_plan("fedmosaic")
     assert (plan.adapter.kind, plan.adapter.rank, plan.adapter.scale, plan.adapter.blocks) == (
         "pq",
         32,

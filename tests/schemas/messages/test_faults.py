@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from schemas.messages.faults import complaints, faults_of
 from schemas.messages.federations import FederationPlan
+from tests.scene.plans import federation_plan
 
 
 @pytest.mark.parametrize(
@@ -55,7 +56,7 @@ def test_a_fault_names_its_field_and_suggests_another(plan: dict[str, object], t
 )
 def test_fault_paths_omit_names_of_unions(plan: dict[str, object], texts: list[str]) -> None:
     with pytest.raises(ValidationError) as refused:
-        FederationPlan.model_validate({"name": "x", "strategy": {"name": "fedavg"}} | plan)
+        federation_plan(**plan)
     sentence = complaints(refused.value, FederationPlan)
     assert all(text in sentence for text in texts), sentence
     assert sentence.count(": ") == len(texts)

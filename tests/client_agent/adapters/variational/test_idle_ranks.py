@@ -58,7 +58,7 @@ def with_idle(adapter: VariationalAdapter, ranks: int = 3) -> Arrays:
 
 def trained(base: BaseModel, adapter: VariationalAdapter, examples: list[Example]) -> TrainingOutcome:
     penalty = adapter.penalty(examples, TRAINING.max_length, 1)
-    return train_examples(base, adapter, examples, TRAINING, seed=0, round_number=1, penalty=penalty)
+    return train_examples(base, adapter, examples, TRAINING, penalty=penalty)
 
 
 def flops(base: BaseModel) -> int:

@@ -36,7 +36,7 @@ def trained(
 ) -> TrainingOutcome:
     plan = TRAINING.model_copy(update=changes)
     penalty = adapter.penalty(examples, plan.max_length, 1)
-    return train_examples(base, adapter, examples, plan, seed=0, round_number=1, penalty=penalty)
+    return train_examples(base, adapter, examples, plan, penalty=penalty)
 
 
 def test_training_moves_the_posterior_from_its_start(
