@@ -15,7 +15,6 @@ from typing import Any
 
 import hypothesis
 import pytest
-from sqlalchemy import create_engine, text
 
 from benchmarks.s3_server import NoServer, S3Server, s3_server
 from coordinator.db import migrate
@@ -24,6 +23,7 @@ from coordinator.observability import logs
 from tests.house.durations import Guard
 from tests.house.rotation import SHARDS, shard_of, shard_of_commit
 from tests.scene.coordinator import Served, start
+from tests.scene.database import ask
 from tests.scene.postgres_server import PostgresServer
 
 _numbers = itertools.count()
@@ -249,16 +249,6 @@ def _finish_federations(request: pytest.FixtureRequest) -> Iterator[None]:
 def _migrate(url: str) -> None:
     with closing(Database(url)) as database:
         migrate.upgrade(database)
-
-
-def ask(url: str, query: str) -> list[tuple[Any, ...]]:
-    """Look into a database past the service."""
-    engine = create_engine(url)
-    try:
-        with engine.connect() as connection:
-            return [tuple(row) for row in connection.execute(text(query))]
-    finally:
-        engine.dispose()
 
 
 @pytest.fixture

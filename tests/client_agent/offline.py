@@ -22,10 +22,7 @@ from client_agent.session import StopFlag, open_offline, open_sync
 from client_agent.settings import read_settings
 from client_agent.sync import Outcome, synchronise
 from client_agent.training.silo import Silo
-
-
-class Killed(BaseException):
-    """As if the process were gone."""
+from tests.scene.faults import Killed
 
 
 @dataclass

@@ -25,13 +25,14 @@ from client_agent.session import StopFlag
 from client_agent.storage.round_folder import INPUT, JOIN, READY, RECEIPT, REFERENCE, UPDATE, WEIGHTS
 from client_agent.training.silo import Silo
 from tests.client_agent.alignment.anchors import anchors_for
-from tests.client_agent.offline import Killed, Machines
+from tests.client_agent.offline import Machines
 from tests.client_agent.rounds.test_private_training import private_plan
 from tests.client_agent.secure_sum.summed_agents import plan as summed_plan
 from tests.scene.agent_commands import tessera
 from tests.scene.agent_processes import environment
 from tests.scene.agents import Enrolled, alone_plan, enrolled, limited_sleep, next_brief
 from tests.scene.coordinator import Served
+from tests.scene.faults import Killed
 from tests.scene.silo_config import config_beside
 
 LORA = {"kind": "lora", "rank": 2, "roles": ["v"]}

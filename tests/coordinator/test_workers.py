@@ -26,13 +26,14 @@ from coordinator.storage.server_key import ServerKey
 from coordinator.workers import Ticker
 from tests.coordinator.aggregation.closed_round import (
     BLOCK_BYTES,
-    count,
     nothing,
     publish,
     round_row,
     served,
     simple,
 )
+from tests.scene.database import row_count
+from tests.scene.faults import Killed
 from tests.scene.waiting import wait_until
 
 
@@ -40,10 +41,6 @@ def test_a_round_is_claimed_by_one_worker(database: Database) -> None:
     simple(database)
     assert claim_due(database, 60.0) is not None
     assert claim_due(database, 60.0) is None
-
-
-class WorkerKilled(BaseException):
-    """Stands for kill -9: nothing after it is run."""
 
 
 def test_a_dead_worker_is_replaced_after_its_lease(database: Database) -> None:
@@ -59,10 +56,10 @@ def test_a_dead_worker_is_replaced_after_its_lease(database: Database) -> None:
     assert round_row(database, closed).state == "published"
     with pytest.raises(LostRace):
         job.aggregate(database, first, block_bytes=BLOCK_BYTES, between=nothing)
-    assert count(database, WeightsRow) == 3
+    assert row_count(database, WeightsRow) == 3
     assert garbage_collection.collect(database) == 0
     assert garbage_collection.collect(database, grace=timedelta(seconds=-5)) == 3
-    assert count(database, PayloadRow) == 3 + 1  # what was delivered, and the mean that all share
+    assert row_count(database, PayloadRow) == 3 + 1  # what was delivered, and the mean that all share
 
 
 def test_staged_bodies_of_running_aggregations_are_not_collected(database: Database) -> None:
@@ -75,7 +72,7 @@ def test_staged_bodies_of_running_aggregations_are_not_collected(database: Datab
         block_bytes=BLOCK_BYTES,
         between=lambda: _assert_none(garbage_collection.collect(database, grace=timedelta(seconds=-5))),
     )
-    assert count(database, WeightsRow) == 3
+    assert row_count(database, WeightsRow) == 3
 
 
 @pytest.mark.parametrize(("clients", "alone"), [(1, 1), (3, 0)])
@@ -113,7 +110,7 @@ def test_an_overtaken_worker_publishes_nothing(database: Database) -> None:
     with pytest.raises(LostRace):
         job.aggregate(database, slow, block_bytes=BLOCK_BYTES, between=between)
     assert round_row(database, closed).state == "published"
-    assert count(database, WeightsRow) == 3
+    assert row_count(database, WeightsRow) == 3
     assert round_row(database, closed, 2).state == "open"
 
 
@@ -126,12 +123,12 @@ def test_an_interrupted_worker_leaves_its_round_to_another(database: Database, a
         nonlocal left
         left -= 1
         if left == 0:
-            raise WorkerKilled
+            raise Killed
 
-    with pytest.raises(WorkerKilled):
+    with pytest.raises(Killed):
         publish(database, between)
     assert round_row(database, closed).state == "aggregating"
-    assert count(database, WeightsRow) == 0
+    assert row_count(database, WeightsRow) == 0
     _expire_lease(database)
     publish(database)
     np.testing.assert_allclose(served(database, closed.clients[0], {"x": (930,)}), 1.0)
@@ -168,7 +165,7 @@ def test_finishing_the_federation_overrides_an_aggregation(database: Database) -
         job.aggregate(database, claim, block_bytes=BLOCK_BYTES, between=nothing)
     row = round_row(database, closed)
     assert (row.state, row.reason) == ("abandoned", "finished")
-    assert count(database, WeightsRow) == 0
+    assert row_count(database, WeightsRow) == 0
 
 
 def _ticker(database: Database) -> Ticker:
@@ -195,7 +192,7 @@ def test_a_failed_aggregation_abandons_its_round(database: Database) -> None:
         ticker.stop()
     assert round_row(database, closed).reason == "aggregation-failed"
     assert round_row(database, closed, 2).state == "open"
-    assert count(database, WeightsRow) == 0
+    assert row_count(database, WeightsRow) == 0
 
 
 @pytest.mark.parametrize(

@@ -31,10 +31,6 @@ LORA = {"kind": "lora", "rank": 2, "roles": ["v", "down"]}
 SERVED = {"reference": "served", "density": 0.2, "values": "int8"}
 
 
-class Killed(BaseException):
-    """As if the process were gone."""
-
-
 class LoneSilo:
     """One silo in a federation of its own, played round by round."""
 

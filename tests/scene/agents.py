@@ -21,6 +21,7 @@ from client_agent.training.silo import Silo
 from client_agent.transport.client import CoordinatorApi
 from schemas.messages.rounds import FinishedBrief, RoundBrief
 from tests.scene.coordinator import Served
+from tests.scene.faults import Killed
 from tests.scene.waiting import wait_until
 
 
@@ -94,10 +95,6 @@ def alone_plan(**changes: Any) -> dict[str, Any]:
 
 
 DP = {"epsilon": 2.0, "releases": 2, "minimum_sample": 12}
-
-
-class Killed(BaseException):
-    """As if the process were gone."""
 
 
 def run_until_killed(who: Participant, monkeypatch: pytest.MonkeyPatch, module: Any, name: str) -> None:

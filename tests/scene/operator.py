@@ -16,9 +16,10 @@ from tests.scene.coordinator import ADMIN_TOKEN, Served
 
 @dataclass
 class Operator:
-    """The command line, pointed at a coordinator."""
+    """The command line of an admin, `columns` wide, pointed at a coordinator."""
 
     served: Served
+    columns: int = 250
 
     def __call__(self, *arguments: str, fails: bool = False, token: str = ADMIN_TOKEN) -> str:
         done = self._run(*arguments, token=token)
@@ -43,7 +44,7 @@ class Operator:
         environment = {
             "TESSERA_URL": self.served.url,
             "TESSERA_TOKEN": token,
-            "COLUMNS": "250",
+            "COLUMNS": str(self.columns),
             "TERM": "dumb",
         }
         return CliRunner().invoke(app, list(arguments), env=environment, catch_exceptions=False)

@@ -33,8 +33,8 @@ from schemas.secure_sum.counts import encoded_counts
 from schemas.secure_sum.encoding import Modulus, most
 from schemas.secure_sum.segments import values_digest
 from schemas.wire.digests import digest_of, to_field
-from tests.conftest import ask
 from tests.scene.coordinator import SIGNING_KEY, Served, Silo
+from tests.scene.database import ask
 from tests.scene.rounds import plan, running, url, values
 from tests.scene.waiting import wait_until
 

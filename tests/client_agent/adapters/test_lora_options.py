@@ -21,8 +21,8 @@ from client_agent.model.examples import Example
 from client_agent.model.loading import BaseModel
 from schemas.maths.factors import Factors
 from schemas.messages.federations import AdapterPlan, TrainingPlan
-from tests.client_agent.model.architecture_table import logits_of
 from tests.scene.local_training import train_examples
+from tests.scene.models import logits_of
 from tests.scene.tensors import random_tensors
 
 RS = AdapterPlan(kind="lora", rank=9, scale=0.5, roles=("q", "v", "down"), rslora=True)

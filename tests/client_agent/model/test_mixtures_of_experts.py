@@ -15,9 +15,10 @@ from client_agent.errors import ModelNotFound
 from client_agent.model.loading import BaseModel, load_base_model
 from client_agent.training.memory import unquantised_expert_bytes
 from schemas.messages.federations import ALL_ROLES
-from tests.client_agent.model.architecture_table import ADAPTER, EXAMPLES, TRAINING, logits_of
+from tests.client_agent.model.architecture_table import ADAPTER, EXAMPLES, TRAINING
 from tests.client_agent.model.tiny_configs import tiny_model
 from tests.scene.local_training import train_examples
+from tests.scene.models import logits_of
 from tests.scene.tiny_models import character_tokenizer
 
 CPU = torch.device("cpu")

@@ -33,8 +33,9 @@ from client_agent.storage.round_folder import (
 )
 from schemas.maths.start import from_start
 from tests.scene.agent_pair import CA_PFL, CA_PFL_RECIPE, Pair
-from tests.scene.agent_rounds import Killed, layout_of, stored_tensors, trained_tensors, update_difference
+from tests.scene.agent_rounds import layout_of, stored_tensors, trained_tensors, update_difference
 from tests.scene.coordinator import Served
+from tests.scene.faults import Killed
 
 Arrays = dict[str, NDArray[np.float32]]
 

@@ -37,7 +37,6 @@ from tests.scene.agent_rounds import (
     LORA,
     PQ,
     SERVED,
-    Killed,
     LoneSilo,
     layout_of,
     reference_of,
@@ -48,6 +47,7 @@ from tests.scene.agent_rounds import (
 )
 from tests.scene.agents import Enrolled
 from tests.scene.coordinator import Served
+from tests.scene.faults import Killed
 from tests.scene.rounds import join, layout_for, put, update_body, wait_for
 from tests.scene.tensors import assert_same_bytes, zero_tensors
 

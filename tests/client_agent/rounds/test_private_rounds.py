@@ -23,17 +23,9 @@ from client_agent.sketches.gradient import Sketch
 from client_agent.storage.round_folder import SKETCH, WEIGHTS
 from schemas.messages.federations import FederationPlan, SignatureDpPlan, SignaturePlan
 from schemas.messages.rounds import RoundBrief
-from tests.scene.agents import (
-    DP,
-    Enrolled,
-    Killed,
-    alone_plan,
-    checked,
-    limited_sleep,
-    next_brief,
-    run_until_killed,
-)
+from tests.scene.agents import DP, Enrolled, alone_plan, checked, limited_sleep, next_brief, run_until_killed
 from tests.scene.coordinator import Served
+from tests.scene.faults import Killed
 from tests.scene.plans import federation_plan
 from tests.scene.silo_config import config
 

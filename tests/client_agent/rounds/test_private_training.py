@@ -33,7 +33,6 @@ from tests.scene.agents import (
     DP,
     QUICK,
     Enrolled,
-    Killed,
     alone_plan,
     checked,
     limited_sleep,
@@ -41,6 +40,7 @@ from tests.scene.agents import (
     run_until_killed,
 )
 from tests.scene.coordinator import Served
+from tests.scene.faults import Killed
 from tests.scene.silo_config import config
 
 LORA = {"kind": "lora", "rank": 2, "roles": ["v"]}

@@ -17,9 +17,10 @@ from client_agent.storage.round_folder import BASE, FINAL_WEIGHTS, RECEIPT, WEIG
 from client_agent.transport.client import CoordinatorApi
 from schemas.messages.rounds import FinishedBrief
 from schemas.wire.digests import digest_of, to_field
-from tests.scene.agent_rounds import LORA, PQ, SERVED, Killed, LoneSilo
+from tests.scene.agent_rounds import LORA, PQ, SERVED, LoneSilo
 from tests.scene.agents import Enrolled
 from tests.scene.coordinator import Served
+from tests.scene.faults import Killed
 from tests.scene.waiting import wait_until
 
 INT8 = {"weights_recipe": "int8"}

@@ -26,8 +26,8 @@ from schemas.maths.adapter import Layout, in_order
 from schemas.messages.federations import FederationPlan
 from schemas.messages.rounds import RoundBrief
 from schemas.secure_sum.segments import segments_of
-from tests.conftest import ask
 from tests.scene.coordinator import Served
+from tests.scene.database import ask
 
 PLAN: dict[str, Any] = {
     "strategy": {"name": "fedavg"},

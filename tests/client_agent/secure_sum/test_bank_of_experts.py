@@ -20,8 +20,9 @@ from schemas.maths.bank import expert_tensors
 from schemas.messages.rounds import RoundBrief
 from schemas.secure_sum.encoding import most
 from tests.client_agent.secure_sum.summed_agents import Agent, Agents, agents_of, plan
-from tests.client_agent.secure_sum.wires import Exchange, Killed, Wire
+from tests.client_agent.secure_sum.wires import Exchange, Wire
 from tests.scene.coordinator import Served
+from tests.scene.faults import Killed
 from tests.scene.rounds import wait_for
 
 CLIENTS = 5

@@ -31,9 +31,10 @@ from schemas.secure_sum.segments import segments_of, values_of_segment
 from schemas.secure_sum.shamir import combine, lagrange_weights
 from schemas.secure_sum.terms import terms_hash
 from tests.client_agent.secure_sum.summed_agents import Agent, Agents, agents_of, plan, total_of
-from tests.client_agent.secure_sum.wires import Exchange, Killed, Wire
-from tests.conftest import ask
+from tests.client_agent.secure_sum.wires import Exchange, Wire
 from tests.scene.coordinator import Served
+from tests.scene.database import ask
+from tests.scene.faults import Killed
 from tests.scene.replica_processes import free_port
 from tests.scene.rounds import wait_for
 from tests.scene.secure_sums import shares_in

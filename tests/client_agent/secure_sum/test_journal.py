@@ -24,13 +24,10 @@ from tests.client_agent.secure_sum.memory_server import (
     run_all,
     run_until_left,
 )
+from tests.scene.faults import Killed
 from tests.scene.secure_sums import terms_of
 
 DIGEST, OTHER = (f"sha256:{digit * 64}" for digit in "01")
-
-
-class Crash(BaseException):
-    """The process dies: nothing of the agent may catch it."""
 
 
 class DyingDisk:
@@ -44,10 +41,10 @@ class DyingDisk:
     def __call__(self, descriptor: int) -> None:
         self.calls += 1
         if self.calls == self.at and not self.after:
-            raise Crash
+            raise Killed
         self._fsync(descriptor)
         if self.calls == self.at:
-            raise Crash
+            raise Killed
 
 
 def distinct_bodies(server: MemoryServer) -> dict[tuple[int, int, int], set[bytes]]:
@@ -92,7 +89,7 @@ def _crashing_run(folder: Path, monkeypatch: pytest.MonkeyPatch, at: int, *, aft
         thread.start()
     try:
         victim.run()
-    except Crash:
+    except Killed:
         victim.run()
     for thread in started:
         thread.join(timeout=30)

@@ -41,8 +41,9 @@ from schemas.identity.keys import decode, encode
 from schemas.messages.rounds import FinishedBrief, RoundBrief
 from schemas.secure_sum.terms import signed_terms
 from tests.client_agent.secure_sum.summed_agents import Agent, agents_of, plan, total_of
-from tests.client_agent.secure_sum.wires import Exchange, Killed, Wire
+from tests.client_agent.secure_sum.wires import Exchange, Wire
 from tests.scene.coordinator import SIGNING_KEY, Served
+from tests.scene.faults import Killed
 from tests.scene.rounds import wait_for
 from tests.scene.silo_config import config
 from tests.scene.sum_members import SERVER_KEY

@@ -9,11 +9,9 @@ from dataclasses import dataclass, field
 
 import httpx
 
+from tests.scene.faults import Killed
+
 STEP = re.compile(r"/secure-sum/(\d+)/(\d)$")
-
-
-class Killed(BaseException):
-    """The agent's process ends."""
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from sqlalchemy import func, select
+from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from coordinator.aggregation import job
@@ -151,11 +151,6 @@ def publish(database: Database, between: Callable[[], None] = nothing, block_byt
     claim = claim_due(database, 60.0)
     assert claim is not None
     return job.aggregate(database, claim, block_bytes=block_bytes, between=between)
-
-
-def count(database: Database, table: Any) -> int:
-    with database.read() as session:
-        return session.scalar(select(func.count()).select_from(table)) or 0
 
 
 def simple(database: Database, clients: int = 3, **rounds: Any) -> Closed:

@@ -20,13 +20,13 @@ from schemas.wire.digests import digest_of
 from tests.coordinator.aggregation.closed_round import (
     Sent,
     close_round,
-    count,
     plan,
     publish,
     round_row,
     served,
     simple,
 )
+from tests.scene.database import row_count
 from tests.scene.tensors import split_tensors
 
 names = st.sampled_from(["b0.k", "b0.q", "b1.q", "b1.v", "b2.q", "l0.q", "l1.q"])
@@ -104,8 +104,8 @@ def test_publishing_stores_relevance_and_opens_the_next_round(database: Database
     publish(database)
     assert round_row(database, closed).state == "published"
     assert round_row(database, closed, 2).state == "open"
-    assert count(database, RelevanceRow) == 3
-    assert count(database, WeightsRow) == 3
+    assert row_count(database, RelevanceRow) == 3
+    assert row_count(database, WeightsRow) == 3
 
 
 @pytest.mark.parametrize("strategy", ["fedavg", "fedmosaic"])
@@ -152,13 +152,13 @@ def test_a_revoked_clients_update_counts_without_serving_it(database: Database) 
         )
     publish(database)
     np.testing.assert_allclose(served(database, closed.clients[0], {"x": (930,)}), 1.0)
-    assert count(database, WeightsRow) == 2
+    assert row_count(database, WeightsRow) == 2
 
 
 def test_clients_with_equal_updates_share_stored_bytes(database: Database) -> None:
     layout = {"b0.q.Q": (30,)}
     same = np.arange(30, dtype=np.float32)
     closed = close_round(database, plan(), [Sent(layout, same), Sent(layout, same)])
-    assert count(database, PayloadRow) == 1
+    assert row_count(database, PayloadRow) == 1
     publish(database)
     np.testing.assert_allclose(served(database, closed.clients[1], layout), same)

@@ -19,7 +19,8 @@ from coordinator.db.tables.federations import PayloadRow, RoundRow
 from coordinator.storage import garbage_collection, payloads
 from coordinator.storage.staging import Staging
 from coordinator.strategies.base import ClientFacts, Cohort, Weighing, modules_of
-from tests.coordinator.aggregation.closed_round import count, publish, simple
+from tests.coordinator.aggregation.closed_round import publish, simple
+from tests.scene.database import row_count
 
 LAYOUT = {"b0.q.Q": (30,)}
 
@@ -57,10 +58,10 @@ def test_staged_bodies_are_deleted_in_separate_transactions(database: Database) 
     commits: list[object] = []
     with Staging(database, lambda: None, 4096) as staging:
         stage_mixtures(staging, np.eye(4).tolist())
-        assert count(database, PayloadRow) == 8
+        assert row_count(database, PayloadRow) == 8
         event.listen(database.engine, "commit", commits.append)
     assert len(commits) == 4
-    assert count(database, PayloadRow) == 4
+    assert row_count(database, PayloadRow) == 4
 
 
 def test_discarding_a_shared_body_deletes_it_once(database: Database) -> None:
@@ -73,7 +74,7 @@ def test_discarding_a_shared_body_deletes_it_once(database: Database) -> None:
     assert [*adopted] == [made["c2"].staged.payload_id]
     with database.read() as session:
         assert payloads.read(session, *adopted.values(), 0, 2) == b"c2"
-    assert count(database, PayloadRow) == 4
+    assert row_count(database, PayloadRow) == 4
 
 
 @pytest.mark.parametrize("is_committed", [False, True])
@@ -89,7 +90,7 @@ def test_staged_bodies_are_adopted_by_a_commit(is_committed: bool, database: Dat
 
     with pytest.raises(AggregationStopped):
         job()
-    assert count(database, PayloadRow) == is_committed
+    assert row_count(database, PayloadRow) == is_committed
 
 
 def test_a_failed_discard_is_logged_and_collected_later(
@@ -109,7 +110,7 @@ def test_a_failed_discard_is_logged_and_collected_later(
         publish(database, between)
     assert "discarding-failed" in caplog.text
     event.remove(database.engine, "before_cursor_execute", fails)
-    assert count(database, PayloadRow) == 3 + 1
+    assert row_count(database, PayloadRow) == 3 + 1
     with database.write() as session:
         session.execute(update(RoundRow).values(state="abandoned"))
     assert garbage_collection.collect(database, grace=timedelta(seconds=-5)) == 1

@@ -14,7 +14,8 @@ from coordinator.strategies.capabilities import Source
 from coordinator.strategies.opening import make
 from schemas.maths.adapter import Layout, lora_layout
 from schemas.maths.factors import Factors
-from tests.coordinator.aggregation.closed_round import Closed, Sent, close_round, count, plan, publish, served
+from tests.coordinator.aggregation.closed_round import Closed, Sent, close_round, plan, publish, served
+from tests.scene.database import row_count
 from tests.scene.tensors import split_tensors
 
 LAYOUT: Layout = lora_layout(2, {"q": (5, 6), "down": (3, 4)}, 2)
@@ -65,17 +66,17 @@ def test_a_strategy_combines_inside_each_base_model(database: Database) -> None:
 
 def test_clients_of_one_base_model_share_the_bytes(database: Database) -> None:
     sent = [update(i) for i in range(3)]
-    before = count(database, PayloadRow)
+    before = row_count(database, PayloadRow)
     closed = close_round(database, plan("lora_fair"), sent)
     publish(database)
-    assert count(database, WeightsRow) == 3
-    assert count(database, PayloadRow) == before + 3 + 1
+    assert row_count(database, WeightsRow) == 3
+    assert row_count(database, PayloadRow) == before + 3 + 1
     np.testing.assert_array_equal(*(served(database, closed.clients[i], LAYOUT) for i in (0, 2)))
 
 
 def test_staged_weights_are_discarded_after_an_error(database: Database) -> None:
     close_round(database, plan("lora_fair"), [update(0), update(1)])
-    before = count(database, PayloadRow)
+    before = row_count(database, PayloadRow)
 
     class Ended(Exception):
         """Somebody said stop."""
@@ -85,7 +86,7 @@ def test_staged_weights_are_discarded_after_an_error(database: Database) -> None
 
     with pytest.raises(Ended):
         publish(database, stop)
-    assert count(database, PayloadRow) == before
+    assert row_count(database, PayloadRow) == before
 
 
 def test_states_are_read_at_any_byte_offset(database: Database) -> None:

@@ -23,6 +23,7 @@ from coordinator.db.engine import database_time
 from coordinator.db.tables.identity import SignedOutTokenRow
 from coordinator.errors import CredentialInvalid
 from tests.scene.coordinator import ADMIN_TOKEN, Served, slug
+from tests.scene.database import row_count
 from tests.scene.openid_provider import CLIENT, Provider, running_provider
 from tests.scene.waiting import wait_until
 
@@ -55,11 +56,6 @@ def outcome(answer: httpx.Response) -> str:
 
 def list_outcome(served: Served, token: str) -> str:
     return outcome(served.http(token).get("/v1/federations"))
-
-
-def row_count(served: Served) -> int:
-    with served.database.read() as session:
-        return session.scalar(select(func.count()).select_from(SignedOutTokenRow)) or 0
 
 
 def test_signed_out_tokens_are_refused_by_all_replicas(
@@ -98,7 +94,7 @@ def test_coordinator_tokens_and_clients_cannot_sign_out(served: Served) -> None:
         assert outcome(caller.delete(SIGN_IN)) == "403 forbidden"
     assert outcome(served.http().delete(SIGN_IN)) == "401 auth-missing"
     assert outcome(served.admin.get("/v1/federations")) == "200"
-    assert row_count(served) == 0
+    assert row_count(served.database, SignedOutTokenRow) == 0
 
 
 def test_mirrored_ecdsa_signatures_have_one_digest() -> None:
@@ -152,7 +148,7 @@ def test_rows_of_expired_tokens_are_deleted(served: Served, provider: Provider) 
         session.execute(old.values(expires_at=past))
     assert sign_outs.delete_expired(served.database) == 1
     assert sign_outs.delete_expired(served.database) == 0
-    assert row_count(served) == 1
+    assert row_count(served.database, SignedOutTokenRow) == 1
 
 
 def test_the_sign_out_command_ends_its_own_token(served: Served, provider: Provider) -> None:

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import json
 
-from tests.coordinator.cli.test_rounds import output
 from tests.scene.coordinator import Served
+from tests.scene.operator import Operator
 from tests.scene.stored_bank import PLAN, store_bank
 
 
 def test_experts_are_listed_with_reasons_of_changes(coordinator: Served) -> None:
     plain, federation_id = coordinator.federation(), coordinator.federation(**PLAN)
-    assert output(coordinator, "experts", plain)[0].startswith("This federation has no bank of experts")
+    assert (
+        Operator(coordinator, columns=80)("experts", plain)
+        .splitlines()[0]
+        .startswith("This federation has no bank of experts")
+    )
     store_bank(coordinator.database, federation_id)
-    lines = output(coordinator, "experts", federation_id)
+    lines = Operator(coordinator, columns=80)("experts", federation_id).splitlines()
     assert max(map(len, lines)) <= 80
     rows = [line.split() for line in lines if line.startswith("      ") and line[6].isdigit()]
     assert [row[:4] for row in rows] == [
@@ -25,6 +29,8 @@ def test_experts_are_listed_with_reasons_of_changes(coordinator: Served) -> None
     ]
     text = " ".join(" ".join(lines).split())
     assert "- round 5: expert 5 born: 5 of 15 members fit no expert" in text
-    bank = json.loads("\n".join(output(coordinator, "experts", federation_id, "--json")))
+    bank = json.loads(
+        "\n".join(Operator(coordinator, columns=80)("experts", federation_id, "--json").splitlines())
+    )
     assert [r["round"] for r in bank["rounds"]] == [6, 5, 4]
     assert len(bank["events"]) == 3

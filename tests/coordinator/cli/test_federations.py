@@ -2,16 +2,8 @@
 
 from __future__ import annotations
 
-import pytest
-
 from schemas.messages.federations import ALL_ROLES
-from tests.scene.coordinator import Served
 from tests.scene.operator import Operator
-
-
-@pytest.fixture
-def tessera(coordinator: Served) -> Operator:
-    return Operator(coordinator)
 
 
 def test_a_federation_summary_names_the_next_command(tessera: Operator) -> None:

@@ -7,15 +7,9 @@ import typer
 
 from schemas.command import confirm
 from schemas.lookups import NamedEntry, NotIdentified, id_of
-from tests.scene.coordinator import Served
 from tests.scene.operator import Operator
 
 FIRST, SECOND = (f"fed_{digit * 24}" for digit in "ab")
-
-
-@pytest.fixture
-def tessera(coordinator: Served) -> Operator:
-    return Operator(coordinator)
 
 
 @pytest.mark.slow

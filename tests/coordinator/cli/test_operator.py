@@ -18,11 +18,6 @@ from tests.scene.operator import Operator
 from tests.scene.rounds import PLAN, deliver, running, values, wait_for
 
 
-@pytest.fixture
-def tessera(coordinator: Served) -> Operator:
-    return Operator(coordinator)
-
-
 def test_operator_commands_run_a_whole_federation(tessera: Operator) -> None:
     made = tessera.json(
         "federation",

@@ -3,21 +3,10 @@
 from __future__ import annotations
 
 import pytest
-import typer
-from typer.testing import CliRunner
 
-from coordinator.cli import commands
-from tests.scene.coordinator import ADMIN_TOKEN, Served
+from tests.scene.coordinator import Served
+from tests.scene.operator import Operator
 from tests.scene.rounds import join, one_round, plan, running, scored, url
-
-
-def output(served: Served, *arguments: str) -> list[str]:
-    app = typer.Typer(pretty_exceptions_enable=False)
-    commands(app)
-    environment = {"TESSERA_URL": served.url, "TESSERA_TOKEN": ADMIN_TOKEN, "COLUMNS": "80", "TERM": "dumb"}
-    done = CliRunner().invoke(app, list(arguments), env=environment, catch_exceptions=False)
-    assert done.exit_code == 0, done.output
-    return done.stdout.splitlines()
 
 
 @pytest.fixture
@@ -36,7 +25,7 @@ def federation_id(coordinator: Served) -> str:
 
 
 def test_rounds_are_listed_by_their_mean_loss(coordinator: Served, federation_id: str) -> None:
-    lines = output(coordinator, "round", "list", federation_id)
+    lines = Operator(coordinator, columns=80)("round", "list", federation_id).splitlines()
     assert max(map(len, lines)) <= 80
     (head,) = [line.split() for line in lines if line.split()[:1] == ["round"]]
     (row,) = [line.split() for line in lines if "published" in line.split()]
@@ -45,7 +34,7 @@ def test_rounds_are_listed_by_their_mean_loss(coordinator: Served, federation_id
 
 
 def test_a_round_shows_the_losses_of_each_client(coordinator: Served, federation_id: str) -> None:
-    lines = output(coordinator, "round", "show", federation_id, "1")
+    lines = Operator(coordinator, columns=80)("round", "show", federation_id, "1").splitlines()
     assert max(len(line) for line in lines if not line.startswith("- ")) <= 80
     assert lines[0].startswith("round 1: published, opened ")
     assert "deadline" not in lines[0]
@@ -67,7 +56,7 @@ def test_client_lists_fit_long_names_and_whole_ids(coordinator: Served) -> None:
     federation_id = coordinator.federation()
     names = ["clinic-of-the-university-hospital-of-north-harbour", "aster"]
     silos = [coordinator.enrol(federation_id, name) for name in names]
-    lines = output(coordinator, "client", "list", federation_id)
+    lines = Operator(coordinator, columns=80)("client", "list", federation_id).splitlines()
     assert max(map(len, lines)) <= 80
     for silo in silos:
         assert any({silo.client_id, "enrolled"} <= set(line.split()) for line in lines)

@@ -13,8 +13,8 @@ from sqlalchemy import select
 from coordinator.db.federation_lock import lock_federation
 from coordinator.db.tables.federations import PayloadRow
 from coordinator.storage import payloads
-from tests.conftest import ask
 from tests.scene.coordinator import Served, Silo
+from tests.scene.database import ask
 from tests.scene.rounds import PLAN, join, put, running, try_join, update_body, values, wait_for, weights
 from tests.scene.waiting import wait_until
 

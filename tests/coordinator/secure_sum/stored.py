@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from sqlalchemy import select, update
 
 from coordinator.db.engine import Database, database_time
-from coordinator.db.tables.federations import FederationRow, ParticipationRow, PayloadRow, RoundRow
+from coordinator.db.tables.federations import FederationRow, ParticipationRow, RoundRow
 from coordinator.db.tables.secure_sum import SumMessageRow, SumSessionRow
 from coordinator.enrolment import roster
 from coordinator.federations import store as federations
@@ -226,9 +226,3 @@ def falsify(stored: Stored, holders: Iterable[int]) -> None:
                 step.model_copy(update={"shares": [false, *step.shares[1:]]}).model_dump_json().encode()
             )
             message.digest = digest_of(message.body)
-
-
-def payload_ids(database: Database) -> set[int | None]:
-    """Return the ids of all payloads."""
-    with database.read() as session:
-        return set(session.scalars(select(PayloadRow.id)))

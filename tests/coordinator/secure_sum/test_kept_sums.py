@@ -11,13 +11,13 @@ from sqlalchemy import select
 from coordinator.aggregation import retention
 from coordinator.db.backup import copy
 from coordinator.db.engine import Database, database_time
-from coordinator.db.tables.federations import PayloadRow
 from coordinator.db.tables.secure_sum import JointModelRow
 from coordinator.rounds import store as rounds
 from coordinator.secure_sum import leases
 from coordinator.secure_sum.leases import claim_due
 from coordinator.storage import garbage_collection, payloads
 from tests.coordinator.secure_sum.stored import LEASE_SECONDS, ROUND, Stored, stored_session
+from tests.scene.database import payload_ids
 
 AT_ONCE = timedelta(days=-1)
 
@@ -35,7 +35,7 @@ def test_totals_and_old_joint_models_are_pruned(database: Database) -> None:
     assert stored.session().total_payload_id is None
     assert _joint_models(database) == {n: joint[n] if n >= ROUND + 2 else None for n in joint}
     garbage_collection.collect(database, grace=AT_ONCE)
-    assert _payloads(database) == {joint[ROUND + 2], joint[ROUND + 3]}
+    assert payload_ids(database) == {joint[ROUND + 2], joint[ROUND + 3]}
 
 
 def test_pruning_keeps_the_last_joint_model(database: Database) -> None:
@@ -111,8 +111,3 @@ def _prune(database: Database, keep_rounds: int) -> None:
 def _joint_models(database: Database) -> dict[int, int | None]:
     with database.read() as session:
         return {row.round_number: row.payload_id for row in session.scalars(select(JointModelRow))}
-
-
-def _payloads(database: Database) -> set[int | None]:
-    with database.read() as session:
-        return set(session.scalars(select(PayloadRow.id)))

@@ -26,11 +26,11 @@ from tests.coordinator.secure_sum.stored import (
     LEASE_SECONDS,
     ROUND,
     falsify,
-    payload_ids,
     spoil,
     stored_session,
     worker,
 )
+from tests.scene.database import payload_ids
 
 
 @pytest.mark.parametrize("masking", ["pairwise", "none"])

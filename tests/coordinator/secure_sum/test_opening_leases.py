@@ -23,11 +23,11 @@ from tests.coordinator.secure_sum.stored import (
     KEY,
     LEASE_SECONDS,
     ServiceStopped,
-    payload_ids,
     spoil,
     stored_session,
     worker,
 )
+from tests.scene.database import payload_ids
 
 
 class WorkerKilled(Exception):

@@ -10,8 +10,8 @@ import pytest
 from schemas.messages.secure_sum import CAPABILITY
 from schemas.secure_sum.encoding import most
 from schemas.secure_sum.segments import values_digest
-from tests.coordinator.cli.test_rounds import output
 from tests.scene.coordinator import PROFILE, Served, Silo, slug
+from tests.scene.operator import Operator
 from tests.scene.rounds import running, scored, show, try_join, url, weights
 from tests.scene.sums_in_clear import CLIP, LOSSES, ORDER, sum_up, summed
 
@@ -55,7 +55,7 @@ def _shows_means_only(
     own = silos[0].http.get(url(silos[0], 1)).json()
     assert own["scores"]["mean"]["loss"] == {"value": trained_loss, "count": 4}
     assert len(own["clients"]) == 1
-    told = " ".join(output(served, "round", "show", federation_id, "1"))
+    told = " ".join(Operator(served, columns=80)("round", "show", federation_id, "1").splitlines())
     assert "sum session 1: done, 4 members; answered: masked 4" in told
     assert "the sum has the updates of 4 members; mean loss: served 2.5" in told
     assert "A member can add anything to a sum" in told

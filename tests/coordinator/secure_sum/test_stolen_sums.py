@@ -16,8 +16,8 @@ from schemas.secure_sum.masks import MaskKey, Masks
 from schemas.secure_sum.shamir import combine, lagrange_weights
 from schemas.secure_sum.statements import commitment_to
 from schemas.secure_sum.terms import terms_hash
-from tests.conftest import ask
 from tests.scene.coordinator import Served, slug
+from tests.scene.database import ask
 from tests.scene.sum_members import (
     CONFIRM,
     KEYS,

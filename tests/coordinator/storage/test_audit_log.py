@@ -17,8 +17,8 @@ from coordinator import cli
 from coordinator.db.federation_lock import lock_federation
 from schemas.identity.documents import hash_of
 from schemas.identity.enrolment_token import read
-from tests.conftest import ask
 from tests.scene.coordinator import ADMIN_TOKEN, Served, coordinator_fixture, slug
+from tests.scene.database import ask
 from tests.scene.key_rotation import rotation
 from tests.scene.waiting import wait_until
 

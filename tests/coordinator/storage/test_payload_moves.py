@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from pydantic import SecretStr
-from sqlalchemy import func, select, update
+from sqlalchemy import select, update
 
 from benchmarks.s3_server import S3Server
 from coordinator.db import migrate
@@ -21,6 +21,7 @@ from coordinator.db.engine import Database
 from coordinator.db.tables.federations import ChunkRow, PayloadRow
 from coordinator.errors import SettingsUnusable, Unavailable
 from coordinator.storage import garbage_collection, object_store, payload_moves, payloads, server_key
+from tests.scene.database import row_count
 
 pytest.importorskip("obstore")
 
@@ -44,11 +45,6 @@ def places(database: Database) -> list[str | None]:
         return list(session.scalars(select(PayloadRow.place).order_by(PayloadRow.id)))
 
 
-def chunk_count(database: Database) -> int:
-    with database.read() as session:
-        return session.scalar(select(func.count()).select_from(ChunkRow)) or 0
-
-
 def objects(folder: Path) -> list[Path]:
     return [file for file in folder.rglob("*-*") if file.is_file()]
 
@@ -68,11 +64,11 @@ def assert_all_is_read(database: Database, ids: list[int]) -> None:
 
 def test_large_payloads_move_to_a_store_and_back(database: Database, tmp_path: Path) -> None:
     ids, store = store_bodies(database), f"file://{tmp_path / 'store'}"
-    before = chunk_count(database)
+    before = row_count(database, ChunkRow)
     assert move_payloads(database, store) == [len(body) for body in BODIES[:2]]
     assert move_payloads(database, store) == []
     assert_all_is_read(database, ids)
-    assert chunk_count(database) == 1
+    assert row_count(database, ChunkRow) == 1
     assert [place is None for place in places(database)] == [False, False, True]
     assert not list(payload_moves.missing(database))
     second = f"file://{tmp_path / 'second'}"
@@ -80,7 +76,7 @@ def test_large_payloads_move_to_a_store_and_back(database: Database, tmp_path: P
     assert_all_is_read(database, ids)
     assert len(move_payloads(database, payload_moves.ROWS, 0)) == 2
     assert places(database) == [None] * 3
-    assert chunk_count(database) == before
+    assert row_count(database, ChunkRow) == before
     assert_all_is_read(database, ids)
     for place in (store, second):
         assert payload_moves.sweep(database, place) == 0  # young objects may belong to a running move
@@ -92,7 +88,7 @@ def test_moved_bytes_are_not_stored_again(database: Database, tmp_path: Path) ->
     ids = store_bodies(database)
     move_payloads(database, f"file://{tmp_path}")
     assert store_bodies(database) == ids
-    assert chunk_count(database) == 1
+    assert row_count(database, ChunkRow) == 1
 
 
 def test_a_sweep_deletes_objects_without_a_payload(database: Database, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from datetime import timedelta
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sqlalchemy import delete, func, select
+from sqlalchemy import delete, select
 
 from coordinator.db.engine import Database, database_time
 from coordinator.db.tables.alignment import AnchorsRow
@@ -20,14 +20,10 @@ from coordinator.storage.payloads import StagedPayload
 from coordinator.weights.store import assign
 from schemas.wire.digests import digest_of
 from tests.coordinator.rows import client_row, federation_row
+from tests.scene.database import row_count
 
 BODY = os.urandom(2 * 2**20 + 77)
 LONG_AGO = timedelta(seconds=-5)
-
-
-def count(database: Database, table: type[PayloadRow] | type[ChunkRow]) -> int:
-    with database.read() as session:
-        return session.scalar(select(func.count()).select_from(table)) or 0
 
 
 def test_any_range_of_a_payload_is_readable(database: Database) -> None:
@@ -69,8 +65,8 @@ def test_equal_bytes_are_stored_once(database: Database) -> None:
 
     with ThreadPoolExecutor(4) as pool:
         assert len(set(pool.map(keep, range(4)))) == 1
-    assert count(database, PayloadRow) == 1
-    assert count(database, ChunkRow) == 9
+    assert row_count(database, PayloadRow) == 1
+    assert row_count(database, ChunkRow) == 9
 
 
 def staged(database: Database, body: bytes, step: int) -> StagedPayload:
@@ -98,15 +94,15 @@ def test_a_collected_staged_payload_is_unavailable(database: Database) -> None:
         made.append(session, BODY)
     with pytest.raises(Unavailable, match="clock"), database.write() as session:
         made.adopt(session)
-    assert count(database, PayloadRow) == count(database, ChunkRow) == 0
+    assert row_count(database, PayloadRow) == row_count(database, ChunkRow) == 0
 
 
 def test_an_equal_payload_replaces_a_staged_one(database: Database) -> None:
     first, second = staged(database, BODY, 2**20), staged(database, BODY, 2**19)
     with database.write() as session:
         assert first.adopt(session) == second.adopt(session)
-    assert count(database, PayloadRow) == 1
-    assert count(database, ChunkRow) == 9
+    assert row_count(database, PayloadRow) == 1
+    assert row_count(database, ChunkRow) == 9
 
 
 def test_adopt_all_reuses_equal_payloads(
@@ -144,7 +140,7 @@ def test_old_unreferenced_payloads_are_collected(database: Database) -> None:
     assert garbage_collection.collect(database, grace=LONG_AGO) == 0
     with database.read() as session:
         assert payloads.read(session, kept, 0, 4) == b"kept"
-    assert count(database, ChunkRow) == 1
+    assert row_count(database, ChunkRow) == 1
 
 
 @pytest.fixture
@@ -179,7 +175,7 @@ def test_payloads_of_shared_weights_are_not_collected(
     with database.write() as session:
         session.execute(delete(WeightsRow))
     assert garbage_collection.collect(database, grace=LONG_AGO) == 1
-    assert count(database, ChunkRow) == 0
+    assert row_count(database, ChunkRow) == 0
 
 
 def test_payloads_stored_during_collection_stay_complete(database: Database) -> None:
