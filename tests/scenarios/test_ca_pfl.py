@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from client_agent.rounds.served_weights import read_weights
-from client_agent.rounds.training_result import TrainingResult
+from tests.scenarios.results import trained
 from tests.scene.agent_processes import AgentProcess, prepare_agent
 from tests.scene.coordinator import Served
 from tests.scene.waiting import wait_until
@@ -29,23 +29,13 @@ PLAN = {
 
 
 def measured(agent: AgentProcess, number: int) -> list[dict[str, Any]]:
-    file = agent.file(number, "ca_pfl.json")
-    assert file is not None, agent.log
-    rounds: list[dict[str, Any]] = json.loads(file.read_bytes())["rounds"]
+    rounds: list[dict[str, Any]] = json.loads(agent.read(number, "ca_pfl.json"))["rounds"]
     return rounds
 
 
-def trained(agent: AgentProcess, number: int) -> TrainingResult:
-    file = agent.file(number, "trained.safetensors")
-    assert file is not None, agent.log
-    return TrainingResult.read(file)
-
-
 def weights(agent: AgentProcess, number: int) -> dict[str, np.ndarray]:
-    file = agent.file(number, "weights.safetensors")
-    assert file is not None, agent.log
     layout = {name: values.shape for name, values in trained(agent, number).adapter.items()}
-    return read_weights(file.read_bytes(), layout)
+    return read_weights(agent.read(number, "weights.safetensors"), layout)
 
 
 def test_ca_pfl_agents_learn_their_own_importances(

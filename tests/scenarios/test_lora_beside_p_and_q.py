@@ -12,7 +12,7 @@ import safetensors.numpy
 
 from client_agent.model.loading import base_model_slug
 from client_agent.rounds.served_weights import read_weights
-from client_agent.rounds.training_result import TrainingResult
+from tests.scenarios.results import trained
 from tests.scene.agent_processes import EXAMPLES, MODELS, AgentProcess, prepare_agent
 from tests.scene.coordinator import Served
 
@@ -32,23 +32,15 @@ PLAN = {
 }
 
 
-def trained(agent: AgentProcess) -> TrainingResult:
-    file = agent.file(1, "trained.safetensors")
-    assert file is not None, agent.log
-    return TrainingResult.from_bytes(file.read_bytes())
-
-
 def stored_update(agent: AgentProcess) -> dict[str, np.ndarray]:
     """What the coordinator holds of an agent after round 1: what was trained, in the recipe's few bits."""
-    file = agent.file(1, "sent.safetensors")
-    assert file is not None, agent.log
-    return safetensors.numpy.load(file.read_bytes())
+    return safetensors.numpy.load(agent.read(1, "sent.safetensors"))
 
 
 def served_after(agent: AgentProcess) -> dict[str, np.ndarray]:
-    file = agent.file(2, "weights.safetensors")
-    assert file is not None, agent.log
-    return read_weights(file.read_bytes(), {n: v.shape for n, v in trained(agent).adapter.items()})
+    return read_weights(
+        agent.read(2, "weights.safetensors"), {n: v.shape for n, v in trained(agent, 1).adapter.items()}
+    )
 
 
 def test_base_models_share_pq_and_not_lora(
@@ -78,9 +70,9 @@ def test_base_models_share_pq_and_not_lora(
     }
     own = {"aster": birch, "birch": aster, "cedar": cedar}  # whose LoRA one gets
     for agent in agents:
-        assert not any(name.startswith("private") for name in trained(agent).adapter)
-        assert trained(agent).private["private.l0.v.B"].shape == (
-            trained(agent).adapter["l0.v.B"].shape[0],
+        assert not any(name.startswith("private") for name in trained(agent, 1).adapter)
+        assert trained(agent, 1).private["private.l0.v.B"].shape == (
+            trained(agent, 1).adapter["l0.v.B"].shape[0],
             2,
         )
         for name, values in served_after(agent).items():

@@ -13,11 +13,11 @@ import torch
 
 from client_agent.rounds.checkpoints import Variant, adapter_of_round
 from client_agent.rounds.served_weights import read_weights
-from client_agent.rounds.training_result import TrainingResult
 from client_agent.settings import read_settings
 from client_agent.storage.base_delta import BaseDelta, read_served
 from client_agent.training.silo import Silo, open_silo
 from schemas.maths.adapter import Layout, factor_of
+from tests.scenarios.results import trained
 from tests.scene.agent_processes import AgentProcess, prepare_agent
 from tests.scene.coordinator import Served
 
@@ -58,20 +58,12 @@ def run(fresh_database: Callable[[str], str], serve: Callable[..., Served], tmp_
     return take_part
 
 
-def trained(agent: AgentProcess, number: int) -> TrainingResult:
-    file = agent.file(number, "trained.safetensors")
-    assert file is not None, agent.log
-    return TrainingResult.read(file)
-
-
 def layout(agent: AgentProcess) -> Layout:
     return {name: values.shape for name, values in trained(agent, 2).adapter.items()}
 
 
 def served_weights(agent: AgentProcess, number: int) -> dict[str, np.ndarray]:
-    file = agent.file(number, "weights.safetensors")
-    assert file is not None, agent.log
-    return read_weights(file.read_bytes(), layout(agent))
+    return read_weights(agent.read(number, "weights.safetensors"), layout(agent))
 
 
 @pytest.mark.parametrize(("strategy", "sent"), [("ffa_lora", "B"), ("fedsa_lora", "A")])

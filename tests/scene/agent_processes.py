@@ -47,8 +47,14 @@ class AgentProcess:
 
     @property
     def log(self) -> str:
-        """What it said so far."""
+        """The lines that it has logged."""
         return (self.folder / "agent.log").read_text()
+
+    def read(self, round_number: int, name: str) -> bytes:
+        """Return a step's result of a round, which must be there."""
+        file = self.file(round_number, name)
+        assert file is not None, self.log
+        return file.read_bytes()
 
     def file(self, round_number: int, name: str) -> Path | None:
         """Find a step's result of a round."""

@@ -256,6 +256,11 @@ def coordinator_fixture(
     return on_sqlite
 
 
+def outcome(answer: httpx.Response) -> str:
+    """Return the status of an answer, with the problem type of a refusal: `404 not-found`."""
+    return f"{answer.status_code} {slug(answer)}" if answer.is_error else str(answer.status_code)
+
+
 def slug(answer: httpx.Response) -> str:
     """Check the problem document of a refusal; return its type without the prefix."""
     assert answer.headers["content-type"] == "application/problem+json", answer.text

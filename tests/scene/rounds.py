@@ -63,6 +63,11 @@ def url(silo: Silo, number: int, rest: str = "") -> str:
     return f"/v1/federations/{silo.federation_id}/rounds/{number}{rest}"
 
 
+def current(silo: Silo) -> httpx.Response:
+    """Ask for the brief of the current round."""
+    return silo.http.get(f"/v1/federations/{silo.federation_id}/rounds/current")
+
+
 def upload_headers(body: bytes, encoding: str | None = None) -> dict[str, str]:
     """Return the headers of an upload."""
     headers = {"Content-Type": MEDIA_TYPE, "Content-Digest": to_field(digest_of(body))}

@@ -5,10 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 
-import httpx
 import pytest
 
-from tests.scene.coordinator import Served, slug
+from tests.scene.coordinator import Served, outcome
 from tests.scene.openid_provider import CLIENT, NONCE, REDIRECT, VERIFIER, Provider, running_provider
 from tests.scene.waiting import wait_until
 
@@ -32,10 +31,6 @@ def begin(serve: Serve, database: str, provider: Provider) -> Callable[[str], Se
     """Start the coordinator of a database with these roles."""
     there = {"oidc_issuer": provider.issuer, "oidc_client_id": CLIENT, "oidc_client_secret": "any"}
     return lambda roles: serve(database, oidc_roles=roles, tick_seconds=0.05, **there)
-
-
-def outcome(answer: httpx.Response) -> str:
-    return f"{answer.status_code} {slug(answer)}" if answer.is_error else str(answer.status_code)
 
 
 def test_a_token_counts_in_the_authorization_header_only(

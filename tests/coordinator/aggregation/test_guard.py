@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from coordinator.aggregation.guard import GuardedWeights, guard_weights
 from coordinator.strategies.base import ClientFacts, Cohort, Floats, Weighing, WeightReduction
 from coordinator.strategies.capabilities import Caps
+from tests.coordinator.strategies.client_facts import client_facts
 
 PQ, LORA = "b0.q", "l0.q"
 FORMS = {PQ: (("b0.q.P", (3, 3)),), LORA: (("l0.q.A", (2, 3)), ("l0.q.B", (3, 2)))}
@@ -24,18 +25,7 @@ Scene = tuple[Cohort, Floats, Updates, list[int]]
 
 
 def client(i: int, **facts: Any) -> ClientFacts:
-    given_facts: dict[str, Any] = {
-        "client": f"c{i:03}",
-        "base_model": "s",
-        "alignment_set": None,
-        "modules": FORMS,
-        "age": 0,
-        "examples": 10,
-        "sketch": None,
-        "sketch_model": "w",
-        "is_source": True,
-    }
-    return ClientFacts(**(given_facts | facts))
+    return client_facts(i, **{"modules": FORMS} | facts)
 
 
 def guard(cohort: Cohort, relevance: Floats, updates: Updates, caps: Caps) -> GuardedWeights:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import timedelta
 
-import httpx
 import jwt
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec, utils
@@ -22,7 +21,7 @@ from coordinator.auth.revalidation import credential_of, still_valid
 from coordinator.db.engine import database_time
 from coordinator.db.tables.identity import SignedOutTokenRow
 from coordinator.errors import CredentialInvalid
-from tests.scene.coordinator import ADMIN_TOKEN, Served, slug
+from tests.scene.coordinator import ADMIN_TOKEN, Served, outcome, slug
 from tests.scene.database import row_count
 from tests.scene.openid_provider import CLIENT, Provider, running_provider
 from tests.scene.waiting import wait_until
@@ -48,10 +47,6 @@ def settings(provider: Provider) -> dict[str, str]:
 @pytest.fixture
 def served(serve: Serve, database_url: str, settings: dict[str, str]) -> Served:
     return serve(database_url, **settings)
-
-
-def outcome(answer: httpx.Response) -> str:
-    return f"{answer.status_code} {slug(answer)}" if answer.is_error else str(answer.status_code)
 
 
 def list_outcome(served: Served, token: str) -> str:

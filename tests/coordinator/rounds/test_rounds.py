@@ -10,6 +10,7 @@ import numpy as np
 
 from tests.scene.coordinator import Served, Silo, slug
 from tests.scene.rounds import (
+    current,
     deliver,
     join,
     one_round,
@@ -26,10 +27,6 @@ from tests.scene.rounds import (
 )
 
 Rows = Callable[[str, str], list[tuple[Any, ...]]]
-
-
-def current(silo: Silo) -> Any:
-    return silo.http.get(f"/v1/federations/{silo.federation_id}/rounds/current")
 
 
 def post_action(served: Served, federation_id: str, action: str) -> Any:

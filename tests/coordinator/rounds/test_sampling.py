@@ -21,13 +21,9 @@ from schemas.messages.federations import FederationPlan, RoundsPlan
 from tests.coordinator.rows import client_row, participation_row
 from tests.scene.coordinator import Served, Silo, slug
 from tests.scene.plans import federation_plan
-from tests.scene.rounds import deliver, plan, running, show, try_join, values, wait_for
+from tests.scene.rounds import current, deliver, plan, running, show, try_join, values, wait_for
 
 NAMES = [f"client-{number}" for number in range(8)]
-
-
-def current(silo: Silo) -> Any:
-    return silo.http.get(f"/v1/federations/{silo.federation_id}/rounds/current")
 
 
 def run_sampled(served: Served, sample: float, clients: int = 4, **rounds: Any) -> tuple[str, list[Silo]]:

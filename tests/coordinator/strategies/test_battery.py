@@ -19,9 +19,9 @@ from coordinator.strategies.base import (
 )
 from coordinator.strategies.opening import UnknownStrategy, load, make
 from schemas.strategies.registry import strategy_names
+from tests.coordinator.strategies.client_facts import FORM, client_facts
 
 DIM = 3
-FORM = (("P", (2, 2)),)
 OTHER_FORM = (("P", (3, 3)),)
 VARIANTS: dict[str, list[dict[str, Any]]] = {
     "fedmosaic": [
@@ -36,18 +36,8 @@ every_strategy = pytest.mark.parametrize(("name", "options"), EVERY)
 
 
 def client(i: int, **facts: Any) -> ClientFacts:
-    given_facts: dict[str, Any] = {
-        "client": f"c{i:03}",
-        "base_model": "s",
-        "alignment_set": None,
-        "modules": {"b0.q": FORM},
-        "age": 0,
-        "examples": 10,
-        "sketch": Sketch(np.array([1.0, 0.1 * i, 0.2], np.float32)),
-        "sketch_model": "w",
-        "is_source": True,
-    }
-    return ClientFacts(**(given_facts | facts))
+    sketch = Sketch(np.array([1.0, 0.1 * i, 0.2], np.float32))
+    return client_facts(i, **{"sketch": sketch} | facts)
 
 
 modules = st.sets(st.sampled_from(["b0.q", "b0.v", "b1.q", "l0.q"]), min_size=1).flatmap(

@@ -5,8 +5,8 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Awaitable, Callable
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -14,6 +14,7 @@ import uvicorn
 
 from coordinator.http.limits import connections as limits
 from coordinator.http.limits.connections import connections
+from tests.coordinator.http.limits.threads import running
 from tests.scene.waiting import wait_until
 
 Send = Callable[[dict[str, Any]], Awaitable[None]]
@@ -42,18 +43,6 @@ class Answering(uvicorn.Server):
         line.settimeout(30)
         line.connect(self.servers[0].sockets[0].getsockname())
         return line
-
-
-@contextmanager
-def running(server: Answering) -> Iterator[None]:
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    try:
-        wait_until(lambda: server.started)
-        yield
-    finally:
-        server.should_exit = server.force_exit = True
-        thread.join()
 
 
 @pytest.mark.slow

@@ -16,6 +16,7 @@ import uvicorn
 
 from coordinator.http.limits import one_request
 from coordinator.http.limits.connections import BoundedConnection, connections
+from tests.coordinator.http.limits.threads import running as in_thread
 from tests.scene.waiting import wait_until
 
 Send = Callable[[dict[str, Any]], Awaitable[None]]
@@ -66,15 +67,11 @@ class Echo(uvicorn.Server):
 @contextmanager
 def running() -> Iterator[Echo]:
     server = Echo()
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    try:
-        wait_until(lambda: server.started)
-        yield server
-    finally:
-        server.opened.set()
-        server.should_exit = server.force_exit = True
-        thread.join()
+    with in_thread(server):
+        try:
+            yield server
+        finally:
+            server.opened.set()
 
 
 @pytest.fixture(scope="module")
