@@ -75,7 +75,7 @@ def session_cost(members: int, experts: int) -> Cost:
     used = {n: {groups[n % experts], groups[(n + 1) % experts]} for n in range(members)}
     inputs = {n: encoded_counts(groups, used[n], terms.bits) for n in range(members)}
     lost = {n: 2 for n in range(members - round(LOST * members), members)}
-    session = Session(terms, inputs, lost, {"kind": "counts", "choices": CHOICES}).play(2)
+    session = Session(terms, inputs, lost, {"kind": "counts", "choices": CHOICES}).run_steps(2)
     member = session.members[0]
     shares = intake.shares_answer(0, session.keys, session.shares)
     shared = member.accept_shares(shares, session.keyed[0], session.own[0])

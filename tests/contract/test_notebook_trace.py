@@ -79,7 +79,7 @@ class Stranger:
         raise TimeoutError
 
     def join(self, number: int) -> str:
-        """Take part; give the digest of the weights to start from."""
+        """Take part; return the digest of the weights to start from."""
         answer = self.http.post(f"{self.rounds}/{number}/join")
         assert answer.status_code == 200, answer.text
         return str(answer.json()["weights"]["digest"])

@@ -25,7 +25,7 @@ class Stage:
     instructions: list[tuple[str, str]] = field(default_factory=list)
 
     def last(self, name: str) -> str | None:
-        """Give the instruction that holds."""
+        """Return the last instruction, which applies."""
         return next((rest for word, rest in reversed(self.instructions) if word == name), None)
 
     def argv(self, name: str) -> list[str]:

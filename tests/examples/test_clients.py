@@ -24,7 +24,7 @@ served = coordinator_fixture("sqlite", tick_seconds=0.05, retry_seconds=0.2)
 
 
 def run(served: Served, folder: Path, command: list[str], **plan: Any) -> tuple[str, list[str]]:
-    """Let two clients take part until the end; give the federation and what the clients said."""
+    """Run two clients to the end; return the federation and their output."""
     federation_id = served.federation(**PLAN | {"rounds": ROUNDS} | plan)
     served.start_federation(federation_id)
     processes = []

@@ -16,7 +16,7 @@ from rich.table import Table
 from tests.fault_simulation.campaign import ENOUGH, hunts_by, missing, schedules_by, workers
 from tests.fault_simulation.mutants import planted
 from tests.fault_simulation.planting import MUTANTS
-from tests.fault_simulation.world import Outcome, play
+from tests.fault_simulation.world import Outcome, run_schedule
 from tests.house.rotation import first_seed
 
 CORES = len(os.sched_getaffinity(0))
@@ -43,9 +43,9 @@ def _replay(seed: int, mutant: str | None) -> None:
     chosen = next((one for one in MUTANTS if one.name == mutant), None)
     if mutant is not None and chosen is None:
         raise typer.BadParameter(f"there are {', '.join(one.name for one in MUTANTS)}")
-    play(0)
+    run_schedule(0)
     with planted(chosen):
-        outcome = play(seed, trace=True)
+        outcome = run_schedule(seed, trace=True)
     for line in outcome.trace:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
     console.print(f"digest {outcome.digest}", highlight=False)
@@ -68,7 +68,7 @@ def _hunt(pool: ProcessPoolExecutor, first: int) -> bool:
     return escaped == 0
 
 
-def _play(pool: ProcessPoolExecutor, first: int, number: int) -> bool:
+def _run_schedules(pool: ProcessPoolExecutor, first: int, number: int) -> bool:
     began, facts, broken = time.perf_counter(), Counter[str](), list[Outcome]()
     outcomes = schedules_by(pool, first, number)
     with _progress() as progress:
@@ -108,7 +108,7 @@ def main(
         soft_wrap=True,
     )
     with workers(processes) as pool:
-        is_well = _play(pool, first, number)
+        is_well = _run_schedules(pool, first, number)
         if mutants:
             is_well = _hunt(pool, first) and is_well
     raise typer.Exit(not is_well)

@@ -9,27 +9,27 @@ from client_agent.alignment import pack_exchange
 from client_agent.identity import key_rotation, membership
 from client_agent.storage import round_folder
 from client_agent.storage.round_folder import RECEIPT, TRAINED, UPDATE, RoundFolder
+from tests.fault_simulation.fault_rates import FaultRates, Plan
 from tests.fault_simulation.planting import omits, replaces
-from tests.fault_simulation.weather import Plan, Weather
 
 
-def _keys_are_replaced(plan: Plan, weather: Weather) -> bool:
-    return plan.rotations > 0 and plan.at_once and weather.agent_crash > 0.01 and weather.power > 0
+def _keys_are_replaced(plan: Plan, rates: FaultRates) -> bool:
+    return plan.rotations > 0 and plan.at_once and rates.agent_crash > 0.01 and rates.power > 0
 
 
-def _replacing_is_cut_short(plan: Plan, weather: Weather) -> bool:
-    return plan.rotations == 2 and weather.agent_crash > 0.01
+def _replacing_is_cut_short(plan: Plan, rates: FaultRates) -> bool:
+    return plan.rotations == 2 and rates.agent_crash > 0.01
 
 
-def _power_goes(plan: Plan, weather: Weather) -> bool:
-    return weather.power == 1 and weather.agent_crash > 0.01 and weather.lost_reply > 0.1
+def _power_goes(plan: Plan, rates: FaultRates) -> bool:
+    return rates.power == 1 and rates.agent_crash > 0.01 and rates.lost_reply > 0.1
 
 
-def _replies_are_lost(plan: Plan, weather: Weather) -> bool:
-    return weather.lost_reply > 0 and weather.agent_crash > 0
+def _replies_are_lost(plan: Plan, rates: FaultRates) -> bool:
+    return rates.lost_reply > 0 and rates.agent_crash > 0
 
 
-def packs_are_contested(plan: Plan, weather: Weather) -> bool:
+def packs_are_contested(plan: Plan, rates: FaultRates) -> bool:
     return plan.aligned and plan.packs_before == 0
 
 

@@ -47,13 +47,13 @@ from schemas.messages.scores import Score, Scores
 from schemas.messages.secure_sum import CAPABILITY as SUMS
 from schemas.wire.digests import digest_of
 from tests.fault_simulation.experts import Injected, InjectedBank
+from tests.fault_simulation.fault_rates import NOISE, Plan
 from tests.fault_simulation.meaning import flat as flattened
 from tests.fault_simulation.network import Network
 from tests.fault_simulation.packs import BaseModel, base_model_of, packs_without_models
 from tests.fault_simulation.private import EXAMPLES, sketches
 from tests.fault_simulation.replicas import AUTHORITY
 from tests.fault_simulation.scheduler import Process
-from tests.fault_simulation.weather import NOISE, Plan
 from tests.scene.coordinator import PROFILE
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ class SimulatedTrainer(Trainer):
         )
 
 
-def learnt(plan: Plan, number: int, index: int, attempt: int) -> NDArray[np.float32]:
+def trained_values(plan: Plan, number: int, index: int, attempt: int) -> NDArray[np.float32]:
     """Make what an agent learns in a round: a 1 at a place of its own, and noise at the end."""
     flat = np.zeros(plan.values, np.float32)
     flat[plan.place(number, index)] = 1.0
@@ -144,8 +144,8 @@ def _train(training: LocalTraining) -> TrainingResult:
     is_sluggish = world.plan.sluggish and silo.index == world.plan.agents - 1 and not in_time
     world.scheduler.sleep(world.scheduler.dice.uniform(0.5, 40.0 if is_sluggish else 4.0))
     silo.attempts += 1
-    flat = learnt(world.plan, round_number, silo.index, silo.attempts)
-    world.oracle.meaning.learnt(silo.index, round_number, flat, flattened(adapter.shared(start)))
+    flat = trained_values(world.plan, round_number, silo.index, silo.attempts)
+    world.oracle.meaning.record_training(silo.index, round_number, flat, flattened(adapter.shared(start)))
     rank = world.plan.rank
     adapter_state = {"b0.q.P": flat[: rank * rank].reshape(rank, rank), "b0.q.Q": flat[rank * rank :]}
     adapter_state = adapter.trained(world, (silo.index, round_number, silo.attempts), start, adapter_state)
@@ -184,7 +184,7 @@ class _Examiner:
 
 @contextmanager
 def without_models() -> Iterator[None]:
-    """Let agents train without a model."""
+    """Replace training by one without a model."""
     with (
         patch.object(agent_round, "train_locally", _train),
         patch.object(agent_round, "put_in_place", _put_in_place),

@@ -11,20 +11,20 @@ from coordinator.aggregation import bank_round
 from coordinator.experts import announcements, products
 from coordinator.experts.current_bank import index_of
 from schemas.maths.bank import SHARED
+from tests.fault_simulation.fault_rates import FaultRates, Plan
 from tests.fault_simulation.planting import omits, replaces
-from tests.fault_simulation.weather import Plan, Weather
 
 
-def banked(plan: Plan, _: Weather) -> bool:
+def banked(plan: Plan, _: FaultRates) -> bool:
     return plan.summed is not None and plan.summed.bank is not None
 
 
-def _is_born(plan: Plan, _: Weather) -> bool:
+def _is_born(plan: Plan, _: FaultRates) -> bool:
     bank = plan.summed.bank if plan.summed is not None else None
     return bank is not None and bank.birth_patience == 1
 
 
-def _is_merged(plan: Plan, _: Weather) -> bool:
+def _is_merged(plan: Plan, _: FaultRates) -> bool:
     bank = plan.summed.bank if plan.summed is not None else None
     return bank is not None and bank.merge_above == 0.0
 

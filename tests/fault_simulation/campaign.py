@@ -11,11 +11,11 @@ from functools import partial
 from itertools import count, islice
 from multiprocessing import get_context
 
+from tests.fault_simulation.fault_rates import fault_rates_of, plan_of
 from tests.fault_simulation.mutants import planted
 from tests.fault_simulation.planting import MUTANTS, Mutant
 from tests.fault_simulation.storage import leave_workplace
-from tests.fault_simulation.weather import plan_of, weather_of
-from tests.fault_simulation.world import Outcome, play
+from tests.fault_simulation.world import Outcome, run_schedule
 
 MOST_TRIES = 120
 """A mutant that lives through so many schedules in which it could show was not found."""
@@ -53,7 +53,7 @@ class Found:
 @contextmanager
 def prepared() -> Iterator[None]:
     """Make what all schedules share, so that none of them pays for it."""
-    play(0)
+    run_schedule(0)
     gc.collect()
     gc.freeze()  # models' libraries are large, and nothing of them is garbage
     before = gc.get_threshold()
@@ -68,12 +68,12 @@ def prepared() -> Iterator[None]:
 def schedules(first: int, number: int) -> Iterator[Outcome]:
     """Play the schedules of a range of seeds."""
     for seed in range(first, first + number):
-        yield play(seed)
+        yield run_schedule(seed)
 
 
 @contextmanager
 def workers(number: int) -> Iterator[ProcessPoolExecutor]:
-    """Give processes that are prepared, each with a database and disks of its own.
+    """Prepare processes, each with a database and disks of its own.
 
     They are forked with the first work that they are given; no thread should run by then.
     """
@@ -94,12 +94,12 @@ def _prepare() -> None:
 
 
 def schedules_by(pool: ProcessPoolExecutor, first: int, number: int) -> Iterator[Outcome]:
-    """Play the schedules of a range of seeds in processes, and give the outcomes in their order."""
-    return pool.map(play, range(first, first + number))
+    """Play the schedules of a range of seeds in processes, and return the outcomes in their order."""
+    return pool.map(run_schedule, range(first, first + number))
 
 
 def hunts_by(pool: ProcessPoolExecutor, first: int) -> Iterator[Found]:
-    """Hunt every mutant in processes, and give what was found in their order."""
+    """Hunt every mutant in processes, and return what was found in their order."""
     return pool.map(partial(_hunt_numbered, first), range(len(MUTANTS)))
 
 
@@ -111,7 +111,7 @@ def seeds_for(mutant: Mutant, first: int) -> Iterator[int]:
     """The seeds in whose schedules a mutant could show."""
     for seed in count(first):
         plan = plan_of(seed)
-        if mutant.where(plan, weather_of(seed, plan)):
+        if mutant.where(plan, fault_rates_of(seed, plan)):
             yield seed
 
 
@@ -119,7 +119,7 @@ def hunt(mutant: Mutant, first: int = 0, tries: int = MOST_TRIES) -> Found:
     """Play schedules with a mutant until one of them breaks a promise."""
     with planted(mutant):
         for tried, seed in enumerate(islice(seeds_for(mutant, first), tries), start=1):
-            outcome = play(seed)
+            outcome = run_schedule(seed)
             if outcome.violation is not None:
                 return Found(mutant.name, tried, outcome)
     return Found(mutant.name, tries, None)

@@ -12,18 +12,18 @@ from client_agent.secure_sum import expectation
 from coordinator.secure_sum import counts, new_terms, sessions
 from schemas.maths.bank import manifest
 from schemas.secure_sum.counts import groups_of
+from tests.fault_simulation.fault_rates import FaultRates, Plan
 from tests.fault_simulation.planting import mutant, omits
-from tests.fault_simulation.weather import Plan, Weather
 
 
-def counted(plan: Plan, _: Weather) -> bool:
+def counted(plan: Plan, _: FaultRates) -> bool:
     return plan.summed is not None and plan.summed.counts
 
 
-def _members_are_lost(plan: Plan, weather: Weather) -> bool:
+def _members_are_lost(plan: Plan, rates: FaultRates) -> bool:
     """Members drop out between the counts and the end of the sum."""
-    is_late = plan.summed is not None and plan.summed.phase_seconds < 10 and weather.sum_late > 0
-    return counted(plan, weather) and (is_late or plan.revoked_while in "01234")
+    is_late = plan.summed is not None and plan.summed.phase_seconds < 10 and rates.sum_late > 0
+    return counted(plan, rates) and (is_late or plan.revoked_while in "01234")
 
 
 @mutant(_members_are_lost)

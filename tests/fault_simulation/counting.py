@@ -22,8 +22,8 @@ from schemas.messages.secure_sum import SumTerms
 from schemas.messages.sum_counts import SumCounts
 from schemas.secure_sum.counts import counts_digest
 from schemas.strategies.averages import FedAvgOptions
+from tests.fault_simulation.fault_rates import Plan
 from tests.fault_simulation.sum_rows import Summed
-from tests.fault_simulation.weather import Plan
 
 if TYPE_CHECKING:
     from tests.fault_simulation.world import World
@@ -34,7 +34,7 @@ K_MIN = 3
 
 @contextmanager
 def groups_taken(plan: Plan) -> Iterator[None]:
-    """Let the strategy of a schedule count who rejects the model: three agents of four."""
+    """Make the strategy of a schedule count rejections of the model: three agents of four reject it."""
     if plan.summed is None or not plan.summed.counts or plan.summed.bank is not None:
         yield
         return

@@ -50,7 +50,7 @@ class Disks:
         return lost
 
     def _undo(self, renamed: _Renamed) -> list[str]:
-        """Give both names back what they stood for."""
+        """Restore both names."""
         if renamed.target.exists():
             renamed.target.rename(renamed.source)
         if renamed.replaced is not None:

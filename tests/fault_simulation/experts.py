@@ -21,7 +21,7 @@ from client_agent.experts.memory import Choice, ExpertMemory
 from client_agent.experts.part import BankOfExperts
 from schemas.maths.adapter import Layout
 from schemas.maths.bank import SHARED, bank_tensors, expert_tensors
-from tests.fault_simulation.weather import Plan
+from tests.fault_simulation.fault_rates import Plan
 
 if TYPE_CHECKING:
     from tests.fault_simulation.world import World
@@ -102,7 +102,7 @@ def chosen(seed: int, place: tuple[int, int, int], specialists: Sequence[int]) -
 
 @contextmanager
 def banks_without_models(plan: Plan) -> Iterator[None]:
-    """Let the agents of a schedule with a bank choose experts without a model."""
+    """Replace the choice of experts, in a schedule with a bank, by one without a model."""
     if plan.summed is None or plan.summed.bank is None:
         yield
         return

@@ -41,7 +41,7 @@ class Given:
         return rows
 
     def rounds(self) -> dict[str, set[int]]:
-        """Say for the start of which rounds each client was given weights."""
+        """Return the rounds for which each client was served weights."""
         return {client: set(rounds) for client, rounds in self._of.items()}
 
     def published(self, number: int) -> NDArray[np.float32] | None:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from schemas.secure_sum.encoding import CLIP_UNIT
-from tests.fault_simulation.weather import NOISE, PUBLISHED
+from tests.fault_simulation.fault_rates import NOISE, PUBLISHED
 
 if TYPE_CHECKING:
     from tests.fault_simulation.world import World
@@ -93,7 +93,7 @@ def _change(world: World, number: int) -> NDArray[np.float64]:
 
 
 def _who_is_wrong(world: World, number: int, values: NDArray[np.float32]) -> list[str]:
-    """Say who was counted and should not have been, or not, or not once."""
+    """Return the clients that were counted wrongly, left out, or counted twice."""
     members, told = world.oracle.sums.counted[number], []
     terms = world.oracle.sums.terms[number]
     close = _QUANTA * terms.segments[0].clip * CLIP_UNIT / (2 ** (terms.bits - 1) - 1)

@@ -20,25 +20,25 @@ from coordinator.db.tables.federations import RoundRow
 from coordinator.rounds import store as rounds
 from coordinator.rounds import transitions
 from coordinator.rounds.lifecycle import Step, next_state
+from tests.fault_simulation.fault_rates import FaultRates, Plan
 from tests.fault_simulation.planting import mutant, replaces
 from tests.fault_simulation.storage import replicas_database
-from tests.fault_simulation.weather import Plan, Weather
 
 
-def workers_die(plan: Plan, weather: Weather) -> bool:
-    return weather.replica_crash > 0.005
+def workers_die(plan: Plan, rates: FaultRates) -> bool:
+    return rates.replica_crash > 0.005
 
 
-def _workers_compete(plan: Plan, weather: Weather) -> bool:
-    return plan.replicas > 1 and weather.slow > 0.01 and weather.replica_stall > 0.005
+def _workers_compete(plan: Plan, rates: FaultRates) -> bool:
+    return plan.replicas > 1 and rates.slow > 0.01 and rates.replica_stall > 0.005
 
 
-def _replicas_are_slow(plan: Plan, weather: Weather) -> bool:
-    return plan.replicas > 1 and weather.slow > 0.01 and plan.sluggish and plan.collect_seconds < 30
+def _replicas_are_slow(plan: Plan, rates: FaultRates) -> bool:
+    return plan.replicas > 1 and rates.slow > 0.01 and plan.sluggish and plan.collect_seconds < 30
 
 
-def _deadlines_are_contested(plan: Plan, weather: Weather) -> bool:
-    return plan.replicas == 3 and weather.slow > 0.01 and plan.sluggish and plan.collect_seconds < 10
+def _deadlines_are_contested(plan: Plan, rates: FaultRates) -> bool:
+    return plan.replicas == 3 and rates.slow > 0.01 and plan.sluggish and plan.collect_seconds < 10
 
 
 @mutant(_deadlines_are_contested)

@@ -13,10 +13,10 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from tests.fault_simulation import published
+from tests.fault_simulation.fault_rates import LAST_ROUND
 from tests.fault_simulation.given import Given, Row
 from tests.fault_simulation.replicas import LEASE_SECONDS
 from tests.fault_simulation.sum_rows import longest_seconds
-from tests.fault_simulation.weather import LAST_ROUND
 
 if TYPE_CHECKING:
     from tests.fault_simulation.world import World

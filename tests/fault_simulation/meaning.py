@@ -97,7 +97,7 @@ class Meaning:
         self._accepted_packs: dict[tuple[str, int], str | None] = {}  # by client and round
         self._lost: dict[tuple[int, int], Values] = {}  # by agent and round: what its coded update left out
 
-    def learnt(self, agent: int, number: int, values: Values, start: Values) -> None:
+    def record_training(self, agent: int, number: int, values: Values, start: Values) -> None:
         """Note what an agent learns, and look from what it began."""
         self._learnt.setdefault((agent, number), []).append(values)
         self._starts.setdefault((agent, number), []).append(start)
@@ -114,7 +114,7 @@ class Meaning:
             self._world.violated("I16", f"{client} began round {number} from other weights than it was given")
 
     def published_slack(self, expected: NDArray[Any], number: int) -> float:
-        """Say how far weights for round `number` may be from what was computed; 0 = no difference was made.
+        """Return the tolerance of weights for round `number`; 0 = they are no difference.
 
         They may be a difference to what any client was given before: those of equal weights share it.
         """
@@ -176,7 +176,7 @@ class Meaning:
         return self.states[client, own] if own is not None else self._given(client, number)
 
     def _carried(self, agent: int, client: str, number: int) -> Values | None:
-        """Give what an agent has to make up for: what it lost in the round before, if it has its receipt.
+        """Return an agent's residual of the round before, if it has the receipt.
 
         What was learnt under another alignment pack is in other frames, and lost for good.
         """

@@ -18,24 +18,24 @@ from client_agent.storage.files import make_folder
 from client_agent.storage.round_folder import SECURE
 from schemas.identity.keys import encode
 from schemas.messages.secure_sum import STEPS, SumStep, UnmaskShare, UnmaskStep
+from tests.fault_simulation.fault_rates import FaultRates, Plan
 from tests.fault_simulation.planting import mutant, replaces
-from tests.fault_simulation.weather import Plan, Weather
 
 
-def masked(plan: Plan, _: Weather) -> bool:
+def masked(plan: Plan, _: FaultRates) -> bool:
     return plan.summed is not None and plan.summed.masking == "pairwise"
 
 
-def lied_to(plan: Plan, weather: Weather) -> bool:
-    return masked(plan, weather) and plan.summed is not None and plan.summed.lies > 0
+def lied_to(plan: Plan, rates: FaultRates) -> bool:
+    return masked(plan, rates) and plan.summed is not None and plan.summed.lies > 0
 
 
-def _asked_again(plan: Plan, weather: Weather) -> bool:
-    return masked(plan, weather) and weather.sum_crash > 0.1
+def _asked_again(plan: Plan, rates: FaultRates) -> bool:
+    return masked(plan, rates) and rates.sum_crash > 0.1
 
 
-def _power_goes(plan: Plan, weather: Weather) -> bool:
-    return _asked_again(plan, weather) and weather.power == 1
+def _power_goes(plan: Plan, rates: FaultRates) -> bool:
+    return _asked_again(plan, rates) and rates.power == 1
 
 
 @replaces(Member, "unmask", masked)

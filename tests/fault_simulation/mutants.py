@@ -37,6 +37,7 @@ from tests.fault_simulation import (  # noqa: F401 - they register their faults
     recipe_mutants,
     sum_mutants,
 )
+from tests.fault_simulation.fault_rates import FaultRates, Plan
 from tests.fault_simulation.planting import (
     MUTANTS,
     Mutant,
@@ -47,7 +48,6 @@ from tests.fault_simulation.planting import (
     replaces,
 )
 from tests.fault_simulation.receipt_mutants import rounds_end_early
-from tests.fault_simulation.weather import Plan, Weather
 
 __all__ = ["MUTANTS", "Mutant", "planted"]
 
@@ -55,18 +55,18 @@ _LATER = 2**31 - 1
 
 
 def _revoked_while(what: str) -> Where:
-    def where(plan: Plan, weather: Weather) -> bool:
-        is_slow = plan.replicas > 1 and weather.slow > 0.01
+    def where(plan: Plan, rates: FaultRates) -> bool:
+        is_slow = plan.replicas > 1 and rates.slow > 0.01
         return plan.revoked > 0 and plan.revoked_while == what and is_slow
 
     return where
 
 
-def _rounds_are_thinned_out(plan: Plan, weather: Weather) -> bool:
+def _rounds_are_thinned_out(plan: Plan, rates: FaultRates) -> bool:
     return plan.keep_rounds is not None
 
 
-def _rounds_are_missed(plan: Plan, weather: Weather) -> bool:
+def _rounds_are_missed(plan: Plan, rates: FaultRates) -> bool:
     return plan.keep_rounds == 1 and plan.rounds > 2 and plan.sluggish and plan.quorum < plan.agents
 
 
@@ -162,7 +162,7 @@ def never_forgets_weights(old: Any, federation_id: str, _: int) -> Any:
     return old(federation_id, 0)
 
 
-def _keys_end_at_once(plan: Plan, weather: Weather) -> bool:
+def _keys_end_at_once(plan: Plan, rates: FaultRates) -> bool:
     return plan.rotations > 0 and plan.at_once
 
 
@@ -182,7 +182,7 @@ omits("lets replaced keys live", store, "expire_keys", _keys_end_at_once)
 
 @contextmanager
 def planted(mutant: Mutant | None) -> Iterator[None]:
-    """Let a mutant live for a while; None changes nothing."""
+    """Apply a mutant until the block ends; None changes nothing."""
     with ExitStack() as stack:
         if mutant is not None:
             stack.enter_context(mutant.plant())

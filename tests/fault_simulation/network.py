@@ -78,32 +78,32 @@ class Network(httpx.BaseTransport):
         place = dice.randrange(world.plan.replicas)
         if world.is_cut_off(self._number, place) or not world.replicas[place].alive:
             raise httpx.ConnectError("nobody there")
-        weather = world.weather if world.is_stormy and not self._calm else None
-        if weather and dice.random() < weather.lost_request:
+        rates = world.rates if world.is_stormy and not self._calm else None
+        if rates and dice.random() < rates.lost_request:
             world.scheduler.sleep(dice.uniform(0.0, _TIMEOUT_SECONDS))
             raise httpx.ReadError("lost on the way there")
         delay = dice.uniform(0.001, 0.05)
-        if weather and dice.random() < weather.late:
+        if rates and dice.random() < rates.late:
             delay = dice.uniform(0.0, 2 * _TIMEOUT_SECONDS)
         if is_summing:
             delay += self._held_up()
         exchange = self._deliver(sent, place, delay)
-        if weather and dice.random() < weather.twice:
+        if rates and dice.random() < rates.twice:
             other = dice.randrange(world.plan.replicas)
             again = self._deliver(sent, other, dice.uniform(0.0, 0.1) + dice.choice([0.0, delay, 10.0]))
             exchange = dice.choice([exchange, exchange, again])
         exchange.over.wait(_TIMEOUT_SECONDS + seconds_of(sent.headers.get("prefer")))
-        if weather and dice.random() < weather.lost_reply:
+        if rates and dice.random() < rates.lost_reply:
             raise httpx.ReadError("lost on the way back")
         world.point("received")
         if is_summing:
             world.die_in_sum("received")
-        return self._response(exchange, dice.random() < weather.cut if weather else False)
+        return self._response(exchange, dice.random() < rates.cut if rates else False)
 
     def _held_up(self) -> float:
         """Draw for how long a message of a sum is held up: sometimes until its phase is over."""
         world, drawn = self._world, self._world.plan.summed
-        if drawn is None or not world.befalls_in_sum("is late", self._number, world.weather.sum_late):
+        if drawn is None or not world.befalls_in_sum("is late", self._number, world.rates.sum_late):
             return 0.0
         return self._dice.uniform(0.5, 1.5) * drawn.phase_seconds
 
@@ -128,7 +128,7 @@ class Network(httpx.BaseTransport):
                 )
                 world.oracle.answered(asked, answer)
                 world.oracle.sums_sent.lie(sent, answer, self._dice)
-                world.oracle.sums_sent.told(self._number, sent, answer)
+                world.oracle.sums_sent.record(self._number, sent, answer)
                 exchange.answer = answer
             except Exception as error:  # after the reply began: a server could only cut the connection
                 what = f"{sent.method} {sent.target}: {type(error).__name__}: {error}"

@@ -215,7 +215,7 @@ class Oracle:
     def _was_told(self, client: str, asked: Asked) -> None:
         """I17: who waits for a round hears of it soon, whichever replica opened it."""
         number = self.ledger.awaits(client)
-        if not self._world.weather.is_prompt or self._world.plan.pause or number is None:
+        if not self._world.rates.is_prompt or self._world.plan.pause or number is None:
             return
         opened = self.ledger.opened[number]
         if asked.at < opened < self._world.scheduler.now - _SOON_SECONDS:

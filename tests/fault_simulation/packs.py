@@ -25,7 +25,7 @@ from client_agent.alignment.pack import OFFSETS, Pack
 from schemas.messages.alignment import AlignmentManifest, PackErrors
 from schemas.wire.digests import digest_of
 from tests.fault_simulation import meaning
-from tests.fault_simulation.weather import Plan
+from tests.fault_simulation.fault_rates import Plan
 from tests.scene.coordinator import PROFILE
 
 if TYPE_CHECKING:
@@ -50,16 +50,16 @@ _STORED = (
 
 
 def base_model_of(plan: Plan, index: int) -> str:
-    """Say which base model an agent has: every other one has another where base models are aligned."""
+    """Return an agent's base model: with aligned base models they alternate."""
     return OTHER if plan.aligned and index % 2 else PIVOT
 
 
 def is_delivery(method: str, target: str) -> bool:
-    """Say whether a request brings a pack."""
+    """Return whether a request uploads a pack."""
     return method == "PUT" and _PATH.search(target) is not None
 
 
-def made(plan: Plan, federation: str, base_model: str, name: str, of_pivot: Pack | None = None) -> Pack:
+def build_pack(plan: Plan, federation: str, base_model: str, name: str, of_pivot: Pack | None = None) -> Pack:
     """Make a pack as nobody else makes it; the pivot's own is the one that others are made to fit."""
     noise = np.array([random.Random(name).gauss(0.0, 1.0) for _ in range(plan.rank)], np.float32)
     tensors: dict[str, Any] = {f"{_MODULE}.A": noise[:, None], f"{_MODULE}.B": noise[None, :]}
@@ -85,30 +85,30 @@ class BaseModel:
     world: World
     index: int
 
-    def made(self, federation: str, of_pivot: Pack | None = None) -> Pack:
+    def build(self, federation: str, of_pivot: Pack | None = None) -> Pack:
         """Make a pack in so much time that a faster agent may be before us."""
         scheduler = self.world.scheduler
         scheduler.sleep(scheduler.dice.uniform(0.5, 5.0))
         self.world.count("packs made")
         name = f"pack {self.index} {scheduler.dice.random()}"
-        return made(self.world.plan, federation, self.slug, name, of_pivot)
+        return build_pack(self.world.plan, federation, self.slug, name, of_pivot)
 
 
 def _pivot_pack(pivot: Any, *args: Any, **_: Any) -> Pack:
     *_, federation = args
-    made_here: Pack = pivot.made(federation)
+    made_here: Pack = pivot.build(federation)
     return made_here
 
 
 def _aligned_pack(ours: Any, _: Any, of_pivot: Pack, *args: Any, **__: Any) -> Pack:
     *_, federation = args
-    made_here: Pack = ours.made(federation, of_pivot)
+    made_here: Pack = ours.build(federation, of_pivot)
     return made_here
 
 
 @contextmanager
 def packs_without_models() -> Iterator[None]:
-    """Let agents make packs without a model; how they get and deliver them is the product's."""
+    """Replace the making of packs by one without a model; transfer is the product's."""
     with ExitStack() as stack:
         for name, work in (("pivot_pack", _pivot_pack), ("aligned_pack", _aligned_pack)):
             stack.enter_context(patch.object(pack_exchange, name, work))

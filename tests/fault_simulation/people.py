@@ -12,13 +12,13 @@ from client_agent.identity.agent_folder import read_membership
 from schemas.messages.updates import UpdateManifest
 from schemas.wire.digests import digest_of
 from schemas.wire.envelope import pack
-from tests.fault_simulation.agents import Agent, learnt
+from tests.fault_simulation.agents import Agent, trained_values
+from tests.fault_simulation.fault_rates import LAST_ROUND
 from tests.fault_simulation.network import Network
-from tests.fault_simulation.packs import ANCHORS, PACK, PIVOT, made
+from tests.fault_simulation.packs import ANCHORS, PACK, PIVOT, build_pack
 from tests.fault_simulation.private import EXAMPLES
 from tests.fault_simulation.replicas import AUTHORITY, LEASE_SECONDS
 from tests.fault_simulation.scheduler import Flag, Process
-from tests.fault_simulation.weather import LAST_ROUND
 from tests.fault_simulation.written_plan import written_plan
 from tests.scene.coordinator import ADMIN_TOKEN
 from tests.scene.rounds import upload_headers
@@ -37,8 +37,8 @@ class Operator(Process):
         self._world = world
         self.has_begun = False
         self.federation = ""
-        self._somebody = Flag(world.scheduler)
-        self._noticed: str | None = None
+        self._was_notified = Flag(world.scheduler)
+        self._last_client: str | None = None
         headers = {"Authorization": f"Bearer {ADMIN_TOKEN}"}
         self._http = httpx.Client(
             base_url=f"http://{AUTHORITY}",
@@ -94,7 +94,7 @@ class Operator(Process):
             self._later(lambda: self._ask("POST", f"/v1/federations/{federation_id}/finish"))
 
     def _later(self, work: Callable[[], object]) -> None:
-        delay = self._world.scheduler.dice.uniform(0.0, self._world.weather.until)
+        delay = self._world.scheduler.dice.uniform(0.0, self._world.rates.until)
 
         def run() -> None:
             work()
@@ -103,23 +103,23 @@ class Operator(Process):
 
     def _put_pack(self, name: str) -> None:
         """Store a pack of the pivot in place of the one before, with which all that were made on it end."""
-        pack = made(self._world.plan, self.federation, PIVOT, name)
+        pack = build_pack(self._world.plan, self.federation, PIVOT, name)
         self._ask("PUT", f"/v1/federations/{self.federation}/alignments/{PIVOT}", body=pack.to_body())
 
     def notice(self, client: str) -> None:
-        """Hear that a client's request has just reached a replica."""
-        self._noticed = client
-        self._somebody.set()
+        """Receive the client whose request has just reached a replica."""
+        self._last_client = client
+        self._was_notified.set()
 
     def _revoke_a_member(self) -> None:
-        """Shut somebody out while it delivers or joins, or waits for the sum, or else anybody."""
+        """Revoke a member that delivers, joins or waits for the sum, or else a random one."""
         world = self._world
-        self._somebody.clear()
-        self._somebody.wait(60.0)
+        self._was_notified.clear()
+        self._was_notified.wait(60.0)
         if world.plan.revoked_while == "ready":  # soon after it was ready, when others are waited for
             world.scheduler.sleep(world.scheduler.dice.uniform(0.2, 3.0))
         there = [agent.client for agent in world.agents if agent.client and not agent.thief]
-        client = self._noticed or (world.scheduler.dice.choice(there) if there else None)
+        client = self._last_client or (world.scheduler.dice.choice(there) if there else None)
         if client is not None:
             self._ask("DELETE", f"/v1/federations/{self.federation}/clients/{client}")
 
@@ -194,7 +194,7 @@ class TwoMouthed(_Member):
         federation_id = read_membership(agent.folder).federation_id
         joined = api.join(federation_id, number, None)
         rank = world.plan.rank
-        flat = learnt(world.plan, number, self.index, _ANOTHER)
+        flat = trained_values(world.plan, number, self.index, _ANOTHER)
         tensors = {"b0.q.P": flat[: rank * rank].reshape(rank, rank), "b0.q.Q": flat[rank * rank :]}
         manifest = UpdateManifest(
             federation=federation_id,

@@ -17,9 +17,9 @@ from sqlalchemy import exists, or_, select
 from coordinator import workers
 from coordinator.db.tables.federations import PayloadRow
 from coordinator.storage import garbage_collection
-from tests.fault_simulation.weather import Plan, Weather
+from tests.fault_simulation.fault_rates import FaultRates, Plan
 
-Where = Callable[[Plan, Weather], bool]
+Where = Callable[[Plan, FaultRates], bool]
 Plant = Callable[[], AbstractContextManager[object]]
 
 
@@ -35,7 +35,7 @@ class Mutant:
 MUTANTS: list[Mutant] = []
 
 
-def always(plan: Plan, weather: Weather) -> bool:
+def always(plan: Plan, rates: FaultRates) -> bool:
     return True
 
 

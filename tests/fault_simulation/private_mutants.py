@@ -8,20 +8,20 @@ from typing import Any
 from client_agent.privacy import ledger
 from client_agent.privacy.ledger import Ledger
 from client_agent.rounds.private_training import RoundPayments
+from tests.fault_simulation.fault_rates import FaultRates, Plan
 from tests.fault_simulation.planting import omits, replaces
-from tests.fault_simulation.weather import Plan, Weather
 
 
-def _trains_privately(plan: Plan, weather: Weather) -> bool:
+def _trains_privately(plan: Plan, rates: FaultRates) -> bool:
     return plan.private
 
 
-def _is_killed(plan: Plan, weather: Weather) -> bool:
-    return plan.private and weather.agent_crash > 0.01
+def _is_killed(plan: Plan, rates: FaultRates) -> bool:
+    return plan.private and rates.agent_crash > 0.01
 
 
-def _power_goes(plan: Plan, weather: Weather) -> bool:
-    return _is_killed(plan, weather) and weather.power > 0
+def _power_goes(plan: Plan, rates: FaultRates) -> bool:
+    return _is_killed(plan, rates) and rates.power > 0
 
 
 omits("pays for no step", RoundPayments, "pay", _trains_privately)

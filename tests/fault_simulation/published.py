@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tests.fault_simulation import joint, meaning
-from tests.fault_simulation.weather import NOISE
+from tests.fault_simulation.fault_rates import NOISE
 
 if TYPE_CHECKING:
     from tests.fault_simulation.world import World
@@ -21,7 +21,7 @@ _CLOSE = 1e-5
 
 
 def check_round(world: World, connection: sqlite3.Connection, round_id: int, number: int) -> frozenset[str]:
-    """Say which clients' updates a round has to count, after checking who was weighed in which order."""
+    """Check the weighed clients and their order; return the clients that a round has to count."""
     if world.plan.summed is not None:
         return joint.counted(world, number)
     accepted = connection.execute(
@@ -113,7 +113,7 @@ def read_weights(
 
 
 def _means(world: World, number: int, counted: frozenset[str]) -> Iterator[NDArray[np.float32]]:
-    """Give the mean of all whom a round counted, and of all but one or two, who were shut out meanwhile."""
+    """Return the mean of all counted clients, and means without one or two that were revoked meanwhile."""
     for size in range(len(counted), max(0, len(counted) - 3), -1):
         for some in combinations(sorted(counted), size):
             yield _mean(world, number, some)
@@ -135,7 +135,7 @@ def _mean(world: World, number: int, counted: Collection[str]) -> NDArray[np.flo
 def _who_is_wrong(
     world: World, number: int, counted: frozenset[str], values: NDArray[np.float32], close: float
 ) -> list[str]:
-    """Say who was counted and should not have been, or not, or not once."""
+    """Return the clients that were counted wrongly, left out, or counted twice."""
     told = []
     share = 1 / len(counted) if counted else 0.0
     for one in range(1, world.oracle.newest_round + 1):

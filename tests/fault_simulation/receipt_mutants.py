@@ -16,12 +16,12 @@ from coordinator.updates.commit import CommitResult, ValidatedUpdate
 from coordinator.updates.group_commit import GroupCommit
 from coordinator.updates.ingest import ExpectedUpdate
 from schemas.messages.updates import Receipt
+from tests.fault_simulation.fault_rates import FaultRates, Plan
 from tests.fault_simulation.lease_mutants import workers_die
 from tests.fault_simulation.planting import mutant, replaces
-from tests.fault_simulation.weather import Plan, Weather
 
 
-def rounds_end_early(plan: Plan, weather: Weather) -> bool:
+def rounds_end_early(plan: Plan, rates: FaultRates) -> bool:
     return plan.collect_seconds < 30 and plan.rounds > 1 and plan.sluggish
 
 

@@ -19,36 +19,36 @@ from schemas.maths.adapter import Layout
 from schemas.messages.recipes import NAMED
 from schemas.wire.envelope import slots, unpack
 from tests.fault_simulation.agent_mutants import packs_are_contested
+from tests.fault_simulation.fault_rates import FaultRates, Plan
 from tests.fault_simulation.planting import omits, replaces
-from tests.fault_simulation.weather import Plan, Weather
 
 
-def _errors_are_carried(plan: Plan, weather: Weather) -> bool:
+def _errors_are_carried(plan: Plan, rates: FaultRates) -> bool:
     return NAMED[plan.recipe].feeds_back and plan.rounds > 1
 
 
-def _packing_is_cut_short(plan: Plan, weather: Weather) -> bool:
-    return NAMED[plan.recipe].feeds_back and weather.agent_crash > 0.01
+def _packing_is_cut_short(plan: Plan, rates: FaultRates) -> bool:
+    return NAMED[plan.recipe].feeds_back and rates.agent_crash > 0.01
 
 
-def _errors_are_lost(plan: Plan, weather: Weather) -> bool:
-    return _packing_is_cut_short(plan, weather) and weather.power == 1 and plan.rounds > 1
+def _errors_are_lost(plan: Plan, rates: FaultRates) -> bool:
+    return _packing_is_cut_short(plan, rates) and rates.power == 1 and plan.rounds > 1
 
 
-def _rounds_come_to_nothing(plan: Plan, weather: Weather) -> bool:
+def _rounds_come_to_nothing(plan: Plan, rates: FaultRates) -> bool:
     is_short = plan.collect_seconds < 10 and plan.quorum > 1
     return NAMED[plan.recipe].feeds_back and is_short and plan.sluggish
 
 
-def _last_updates_are_referred_to(plan: Plan, weather: Weather) -> bool:
+def _last_updates_are_referred_to(plan: Plan, rates: FaultRates) -> bool:
     return NAMED[plan.recipe].reference == "own_last" and plan.rounds > 1
 
 
-def _replicas_are_prompt(plan: Plan, weather: Weather) -> bool:
-    return weather.is_prompt and plan.rounds > 1 and not plan.pause
+def _replicas_are_prompt(plan: Plan, rates: FaultRates) -> bool:
+    return rates.is_prompt and plan.rounds > 1 and not plan.pause
 
 
-def _liars_name_packs(plan: Plan, weather: Weather) -> bool:
+def _liars_name_packs(plan: Plan, rates: FaultRates) -> bool:
     return plan.aligned and plan.two_mouthed
 
 

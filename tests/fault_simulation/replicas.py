@@ -86,7 +86,7 @@ class _EverybodysTurn:
 
     @asynccontextmanager
     async def hold(self, _: object) -> AsyncIterator[None]:
-        """Let everybody go on at once."""
+        """Resume all waiting tasks at once."""
         yield
 
 

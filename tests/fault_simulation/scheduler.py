@@ -115,7 +115,7 @@ class Scheduler:
         return task
 
     def call_off(self, task: Task) -> None:
-        """Let a task that has not begun never begin."""
+        """Cancel a task that has not begun."""
         if task.over or task.greenlet:
             return
         task.over = True
@@ -136,7 +136,7 @@ class Scheduler:
         return self._tasks.get(getcurrent())
 
     def sleep(self, seconds: float) -> None:
-        """Let others run for so long."""
+        """Run the other tasks for so many seconds."""
         task = self.current()
         if not task.process.alive:
             raise Killed

@@ -77,13 +77,13 @@ def taken(
 ) -> Iterator[None]:
     """Replace the clocks by `clock` (virtual seconds since the beginning) and all chance by the seed's.
 
-    Nothing is logged, but the errors that the product would log are told to `note_fault`.
+    Nothing is logged, but the errors that the product would log are passed to `note_fault`.
     """
     chance = random.Random(f"secrets {seed}")
     state, logs = random.getstate(), structlog.get_config()
     random.seed(f"dice {seed}")
 
-    def told(_: object, __: str, line: Any) -> Any:
+    def report_fault(_: object, __: str, line: Any) -> Any:
         if line.get("exc_info"):
             error = sys.exc_info()[1]
             if error is not None:
@@ -111,7 +111,7 @@ def taken(
     with ExitStack() as stack:
         for owner, name, value in seams:
             stack.enter_context(patch.object(owner, name, value))
-        structlog.configure(processors=[told])
+        structlog.configure(processors=[report_fault])
         try:
             yield
         finally:

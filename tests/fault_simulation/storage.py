@@ -72,7 +72,7 @@ def replicas_database(number: int) -> Watched:
 
 
 def leave_workplace() -> None:
-    """Let this process, which was forked, have a folder of its own from now on."""
+    """Move this forked process to a folder of its own."""
     workplace.cache_clear()
     replicas_database.cache_clear()
 

@@ -28,8 +28,8 @@ from schemas.secure_sum.statements import are_sets_signed, masked_digest, sharin
 from schemas.secure_sum.terms import terms_hash
 from schemas.wire.digests import digest_of
 from tests.fault_simulation.counting import is_count
+from tests.fault_simulation.fault_rates import CLIP, MOST_LIES
 from tests.fault_simulation.sum_rows import PHASES, Summed
-from tests.fault_simulation.weather import CLIP, MOST_LIES
 
 if TYPE_CHECKING:
     from tests.fault_simulation.network import Sent
@@ -181,7 +181,7 @@ class SumsSent:
 
     # What agents are told.
 
-    def told(self, agent: int, sent: Sent, answer: Answer) -> None:
+    def record(self, agent: int, sent: Sent, answer: Answer) -> None:
         """Note an answer on its way to an agent; a coordinator that lies has changed it by then."""
         found = _STEP.search(sent.target)
         if sent.method != "GET" or found is None or answer.status != 200:
@@ -212,7 +212,7 @@ class SumsSent:
 
 
 def _too_few(told: dict[str, list[Any]], row: Summed) -> dict[str, list[Any]]:
-    """Say that one member fewer than needed has answered."""
+    """Report one member fewer than needed."""
     return {name: values[: row.terms.threshold - 1] for name, values in told.items()}
 
 

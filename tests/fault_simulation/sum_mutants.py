@@ -20,40 +20,40 @@ from coordinator.rounds.lease import Lease
 from coordinator.secure_sum import accept, leases, new_terms, opening, phases, sessions, store, worker
 from coordinator.storage import garbage_collection
 from schemas.secure_sum.terms import threshold_for
+from tests.fault_simulation.fault_rates import FaultRates, Plan
 from tests.fault_simulation.member_mutants import lied_to, masked
 from tests.fault_simulation.planting import collecting_at_once, mutant, omits, replaces
 from tests.fault_simulation.replicas import LEASE_SECONDS
-from tests.fault_simulation.weather import Plan, Weather
 
 
-def _phases_end(plan: Plan, weather: Weather) -> bool:
+def _phases_end(plan: Plan, rates: FaultRates) -> bool:
     """Enough members for a phase to close without some, and messages that are late."""
     is_short = plan.summed is not None and plan.summed.phase_seconds < 10 and plan.agents > 6
-    return masked(plan, weather) and is_short and weather.sum_late > 0.1
+    return masked(plan, rates) and is_short and rates.sum_late > 0.1
 
 
-def _sums_fail(plan: Plan, weather: Weather) -> bool:
+def _sums_fail(plan: Plan, rates: FaultRates) -> bool:
     """Too few members for a phase to close without two, and messages that are late."""
     is_short = plan.summed is not None and plan.summed.phase_seconds < 10 and plan.agents < 7
-    return masked(plan, weather) and is_short and weather.sum_late > 0.1
+    return masked(plan, rates) and is_short and rates.sum_late > 0.1
 
 
-def _phases_are_contested(plan: Plan, weather: Weather) -> bool:
-    return masked(plan, weather) and plan.replicas > 1 and weather.slow > 0.01
+def _phases_are_contested(plan: Plan, rates: FaultRates) -> bool:
+    return masked(plan, rates) and plan.replicas > 1 and rates.slow > 0.01
 
 
-def _workers_compete(plan: Plan, weather: Weather) -> bool:
-    is_late = weather.slow > 0.01 and weather.replica_stall > 0.005
+def _workers_compete(plan: Plan, rates: FaultRates) -> bool:
+    is_late = rates.slow > 0.01 and rates.replica_stall > 0.005
     return plan.summed is not None and plan.replicas > 1 and is_late
 
 
-def _revoked_when_ready(plan: Plan, _: Weather) -> bool:
+def _revoked_when_ready(plan: Plan, _: FaultRates) -> bool:
     return plan.summed is not None and plan.revoked > 0 and plan.revoked_while == "ready"
 
 
-def _revoked_in_a_step(plan: Plan, weather: Weather) -> bool:
-    is_slow = plan.replicas > 1 and weather.slow > 0.01
-    return masked(plan, weather) and plan.revoked > 0 and plan.revoked_while in "01234" and is_slow
+def _revoked_in_a_step(plan: Plan, rates: FaultRates) -> bool:
+    is_slow = plan.replicas > 1 and rates.slow > 0.01
+    return masked(plan, rates) and plan.revoked > 0 and plan.revoked_while in "01234" and is_slow
 
 
 @mutant(_phases_are_contested)

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
 from schemas.messages.secure_sum import SumTerms, UnmaskStep
+from tests.fault_simulation.fault_rates import ATTEMPTS, SumDrawn
 from tests.fault_simulation.replicas import LEASE_SECONDS
-from tests.fault_simulation.weather import ATTEMPTS, SumDrawn
 
 PHASES = ("keys", "shares", "masked", "confirm", "unmask")
 ENDED = ("done", "aborted")

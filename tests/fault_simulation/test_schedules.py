@@ -12,7 +12,7 @@ import pytest
 
 from tests.fault_simulation.campaign import missing, schedules, schedules_by, workers
 from tests.fault_simulation.lease_mutants import drives_on_what_it_saw
-from tests.fault_simulation.world import play
+from tests.fault_simulation.world import run_schedule
 
 pytestmark = pytest.mark.usefixtures("prepared_process")
 
@@ -52,18 +52,18 @@ def test_schedules_of_faults_break_no_promise() -> None:
 
 @pytest.mark.slow
 def test_a_seed_determines_the_schedule() -> None:
-    first, second = play(3, trace=True), play(3, trace=True)
+    first, second = run_schedule(3, trace=True), run_schedule(3, trace=True)
     assert first.trace == second.trace
     assert first.digest == second.digest
     assert first.steps > 100
-    assert play(4).digest != first.digest
+    assert run_schedule(4).digest != first.digest
 
 
 @pytest.mark.long
 def test_a_seed_determines_the_schedule_across_processes() -> None:
     told = [_replay_output(hashing) for hashing in ("1", "2")]
     assert told[0] == told[1]
-    assert play(3).digest in told[0]
+    assert run_schedule(3).digest in told[0]
 
 
 @pytest.mark.slow
@@ -85,7 +85,7 @@ def _replay_output(hashing: str) -> str:
 def test_worker_processes_run_the_same_schedules() -> None:
     with workers(2) as pool:
         told = [outcome.digest for outcome in schedules_by(pool, 3, 2)]
-    assert told == [play(3).digest, play(4).digest]
+    assert told == [run_schedule(3).digest, run_schedule(4).digest]
 
 
 @pytest.mark.slow

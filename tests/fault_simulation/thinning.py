@@ -132,7 +132,7 @@ class Thinned:
                 self._broken(f"{client} was served another update of round {number} than is kept")
 
     def _needed(self, what: str) -> set[Place]:
-        """Say whose tensors of which rounds somebody may still ask for."""
+        """Return the clients and rounds whose tensors can still be requested."""
         rounds = self._lasting_rounds()
         if what == "update":
             return {(client, one) for client, one in self._all(what) if one in rounds} | self._last_counted()
@@ -144,7 +144,7 @@ class Thinned:
         }
 
     def _allowed(self, what: str) -> set[Place]:
-        """Say what may be kept at most: all since the first round kept in full, and what is needed."""
+        """Return the upper bound of kept tensors: all since the first full round, and those needed."""
         first = self._first_kept()
         return {(client, one) for client, one in self._all(what) if one >= first} | self._needed(what)
 
@@ -159,7 +159,7 @@ class Thinned:
         return {(client, one) for client, mine in rounds.items() for one in mine}
 
     def _lasting_rounds(self) -> set[int]:
-        """Say which rounds keep their tensors: the last published ones, the one under way and the next."""
+        """Return the rounds that keep their tensors: the last published, the current and the next."""
         ledger, keep = self._world.oracle.ledger, self._world.plan.keep_rounds or 0
         under_way = {row.number for row in ledger.rounds.values() if row.state not in ENDED}
         return {*sorted(ledger.counted)[-keep:], *under_way, ledger.newest_round + 1}

@@ -153,7 +153,7 @@ def look_for_waiting(world: World, process: Process, long_polls: long_poll.LongP
 
 @contextmanager
 def waits_taken(scheduler: Scheduler) -> Iterator[None]:
-    """Let whoever waits do it in the schedule's time."""
+    """Replace waiting by waiting in the schedule's time."""
     loop, waiter = _Loop(scheduler), long_poll._Waiter
 
     own, wait = threading.get_ident(), threading.Condition.wait

@@ -13,6 +13,7 @@ from tests.fault_simulation.agents import Agent, SimulatedSilo, without_models
 from tests.fault_simulation.counting import groups_taken
 from tests.fault_simulation.disk import Disks
 from tests.fault_simulation.experts import banks_without_models
+from tests.fault_simulation.fault_rates import FEW_IN_SUMS, FaultRates, Plan, fault_rates_of, plan_of
 from tests.fault_simulation.oracle import Oracle
 from tests.fault_simulation.people import Curious, Historian, Operator, TwoMouthed
 from tests.fault_simulation.replicas import LEASE_SECONDS, Replica
@@ -20,7 +21,6 @@ from tests.fault_simulation.scheduler import Killed, Process, Scheduler, Violati
 from tests.fault_simulation.seams import EPOCH, taken
 from tests.fault_simulation.storage import begin_anew, workplace
 from tests.fault_simulation.waits import waits_taken
-from tests.fault_simulation.weather import FEW_IN_SUMS, Plan, Weather, plan_of, weather_of
 
 _SETTLING_SECONDS = 900.0
 _WORKERS_SUFFER_SECONDS = 40.0
@@ -45,7 +45,7 @@ class World:
     def __init__(self, seed: int, *, trace: bool = False) -> None:
         self.seed = seed
         self.plan: Plan = plan_of(seed)
-        self.weather: Weather = weather_of(seed, self.plan)
+        self.rates: FaultRates = fault_rates_of(seed, self.plan)
         self.scheduler = Scheduler(seed)
         self.scheduler.trace = [] if trace else None
         self.facts: dict[str, int] = {}
@@ -65,7 +65,7 @@ class World:
     # What the database and the disks ask.
 
     def point(self, label: str, *, inside: bool = False) -> None:
-        """Let the running process be interrupted here, and others run; `inside` a transaction they do not."""
+        """Interrupt the running process here and run others, unless `inside` a transaction."""
         task = self.scheduler.here()
         if task is None:
             return
@@ -86,9 +86,9 @@ class World:
         return befalls
 
     def die_in_sum(self, label: str) -> None:
-        """Let the running agent die now and then where it sends a message of a sum."""
+        """Kill the running agent now and then where it sends a message of a sum."""
         process = self.scheduler.current().process
-        if isinstance(process, Agent) and self.befalls_in_sum("dies", process.number, self.weather.sum_crash):
+        if isinstance(process, Agent) and self.befalls_in_sum("dies", process.number, self.rates.sum_crash):
             self._crash_agent(process, f"a sum's {label}")
             raise Killed
 
@@ -96,7 +96,7 @@ class World:
         """Draw whether the next write finds no space."""
         if not self.is_stormy or self.scheduler.here() is None:
             return False
-        is_full = self.scheduler.dice.random() < self.weather.disk_full
+        is_full = self.scheduler.dice.random() < self.rates.disk_full
         if is_full:
             self.count("disk full")
         return is_full
@@ -119,25 +119,25 @@ class World:
     def is_stormy(self) -> bool:
         """Whether things go wrong now."""
         begins = self.storm_begins
-        return begins is not None and self.scheduler.now < begins + self.weather.until
+        return begins is not None and self.scheduler.now < begins + self.rates.until
 
     @property
     def calm_since(self) -> float:
         """When the last fault may have happened: tickers suffer longest, as agents get on well only then."""
         if self.storm_begins is None:
             return 0.0
-        return self.storm_begins + self.weather.until + _WORKERS_SUFFER_SECONDS
+        return self.storm_begins + self.rates.until + _WORKERS_SUFFER_SECONDS
 
     def clock_of_agent(self, number: int) -> float:
         """What an agent's clock shows."""
-        return EPOCH + self.scheduler.now + self.weather.skews[number]
+        return EPOCH + self.scheduler.now + self.rates.skews[number]
 
     def is_cut_off(self, agent: int, replica: int) -> bool:
         """Whether an agent cannot reach a replica now."""
         since = self.scheduler.now - (self.storm_begins or 0.0)
         return self.is_stormy and any(
             begin <= since < end and (agent, replica) == (one, other)
-            for begin, end, one, other in self.weather.partitions
+            for begin, end, one, other in self.rates.partitions
         )
 
     def violated(self, promise: str, what: str) -> None:
@@ -167,7 +167,7 @@ class World:
     def begin_storm(self) -> None:
         """From now on things go wrong."""
         self.storm_begins = self.scheduler.now
-        for when, seconds in self.weather.jumps:
+        for when, seconds in self.rates.jumps:
             self.scheduler.spawn(self.nature, lambda by=seconds: self._jump(by), delay=when)
 
     # What happens.
@@ -175,25 +175,25 @@ class World:
     def _delay(self, process: Process, *, suffers: bool, is_worker: bool) -> float:
         """Draw how long others run: mostly for moments, and now and then a single thread is slow."""
         dice = self.scheduler.dice
-        slow = self.weather.slow * (3.0 if is_worker else 1.0)
+        slow = self.rates.slow * (3.0 if is_worker else 1.0)
         if isinstance(process, Replica) and suffers and dice.random() < slow:
             return dice.uniform(0.0, 1.5 * LEASE_SECONDS)
         return dice.expovariate(50.0)
 
     def _strike(self, process: Process, label: str, *, often: bool) -> None:
-        dice, weather = self.scheduler.dice, self.weather
+        dice, rates = self.scheduler.dice, self.rates
         draw = dice.random()
         if isinstance(process, Replica):
             more = 15.0 if often else 1.0
-            if draw < weather.replica_crash * more:
+            if draw < rates.replica_crash * more:
                 self._crash_replica(process, label)
                 raise Killed
-            if draw < (weather.replica_crash + weather.replica_stall) * more:
+            if draw < (rates.replica_crash + rates.replica_stall) * more:
                 seconds = dice.uniform(0.3, 2.5) * LEASE_SECONDS
                 process.stopped_until = self.scheduler.now + seconds
                 self.count("stalls")
                 self.scheduler.say(f"{process.name} stops for {seconds:.1f} s at {label}")
-        elif isinstance(process, Agent) and draw < weather.agent_crash:
+        elif isinstance(process, Agent) and draw < rates.agent_crash:
             self._crash_agent(process, label)
             raise Killed
 
@@ -212,7 +212,7 @@ class World:
         self.count(f"agent dies at {label}")
         self.scheduler.kill(agent)
         lost = []
-        if self.scheduler.dice.random() < self.weather.power:
+        if self.scheduler.dice.random() < self.rates.power:
             lost = self.disks.lose_power(agent.folder)
             self.scheduler.say(f"{agent.name} loses {len(lost)} files")
         # Whoever was replacing a key may finish that, or forget about it and run.
@@ -268,7 +268,7 @@ class World:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Let the agents' log be: of the coordinator's only errors are looked at."""
+    """Ignore the agents' log, and keep errors of the coordinator's."""
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
@@ -277,7 +277,7 @@ def _quiet() -> Iterator[None]:
         logging.disable(before)
 
 
-def play(seed: int, *, trace: bool = False) -> Outcome:
+def run_schedule(seed: int, *, trace: bool = False) -> Outcome:
     """Play one schedule to its end."""
     world = World(seed, trace=trace)
     scheduler, violation = world.scheduler, None

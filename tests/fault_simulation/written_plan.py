@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from schemas.messages.recipes import WeightsRecipeName
+from tests.fault_simulation.fault_rates import ATTEMPTS, CLIP, Plan, SumDrawn
 from tests.fault_simulation.packs import PIVOT
 from tests.fault_simulation.private import EXAMPLES, STEPS, private_sketches, private_training
-from tests.fault_simulation.weather import ATTEMPTS, CLIP, Plan, SumDrawn
 
 
 def written_plan(plan: Plan) -> dict[str, Any]:

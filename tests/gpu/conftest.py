@@ -40,7 +40,7 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say so."""
+    """Report skipped tests of GPUs."""
     if terminalreporter.config.stash.get(_NOTHING_RAN, False):
         terminalreporter.section("no GPU", red=True)
         terminalreporter.line(

@@ -12,7 +12,7 @@ from functools import partial
 
 import httpx
 
-from tests.hostile.scene import Answer, Scene, changed, is_answered, told
+from tests.hostile.scene import Answer, Scene, changed, is_answered, read_answer
 from tests.scene.coordinator_process import ServedProcess
 from tests.scene.rounds import put
 
@@ -65,13 +65,15 @@ def attack(scene: Scene, case: Case) -> None:
     assert written <= case.writes, f"written: {written}"
     assert is_answered(scene.silo)
     # What is good is still taken: a wrong base would not be told before everything else is right.
-    assert told(put(scene.silo, 1, scene.manifest(base="sha256:" + "0" * 64))).problem == "base-mismatch"
+    assert (
+        read_answer(put(scene.silo, 1, scene.manifest(base="sha256:" + "0" * 64))).problem == "base-mismatch"
+    )
 
 
 def _answers(scene: Scene, case: Case) -> Iterator[Answer]:
     """Send one input whenever its answer is asked for."""
     sent = case.send(scene)
-    yield from map(told, sent if isinstance(sent, Iterator) else [sent])
+    yield from map(read_answer, sent if isinstance(sent, Iterator) else [sent])
 
 
 def _next(scene: Scene, case: Case, answers: Iterator[Answer]) -> Answer | None:

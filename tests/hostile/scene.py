@@ -113,7 +113,7 @@ def changed(before: dict[str, str], after: dict[str, str]) -> set[str]:
     return {name for name in after if after[name] != before.get(name)}
 
 
-def told(answer: Answer | httpx.Response) -> Answer:
+def read_answer(answer: Answer | httpx.Response) -> Answer:
     """Read an answer."""
     if isinstance(answer, Answer):
         return answer
@@ -201,7 +201,7 @@ def wait_until_told(served: Served, federation_id: str, **counts: int) -> None:
 
 
 def finish(scene: Scene) -> None:
-    """Let the honest take part after all that: their updates are accepted and the round is published."""
+    """Deliver for the honest clients at the end: their updates are accepted and the round is published."""
     federation_id = scene.silo.federation_id
     for one in (scene.silo, scene.other, scene.newcomer):
         deliver(one, 1, values(1.0))

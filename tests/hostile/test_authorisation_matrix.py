@@ -151,7 +151,7 @@ class World:
         return federation_id
 
     def body(self, operation: str) -> dict[str, Any] | None:
-        """Give what the route looks at before it looks at the role, if there is such a thing."""
+        """Return the check that precedes the check of the role, if any."""
         if operation.endswith("/acceptance"):
             return acceptance_figures(self.pack)
         return {} if operation.startswith(("PUT", "POST")) else None

@@ -11,7 +11,7 @@ import pytest
 import zstandard
 
 from tests.hostile.attack import Case, attack
-from tests.hostile.scene import Scene, told
+from tests.hostile.scene import Scene, read_answer
 from tests.scene.rounds import put
 
 _SKIPPABLE = b"\x50\x2a\x4d\x18\x04\x00\x00\x00abcd"
@@ -99,5 +99,5 @@ def test_a_hostile_frame_is_refused(scene: Scene, case: Case) -> None:
 
 def test_a_flipped_bit_is_a_codec_error(scene: Scene) -> None:
     for frame in _damaged_values(_zstd(scene.good())):
-        answer = told(put(scene.silo, 1, frame, "zstd"))
+        answer = read_answer(put(scene.silo, 1, frame, "zstd"))
         assert (answer.status, answer.problem.split("-")[0]) == (422, "codec")

@@ -21,7 +21,7 @@ from coordinator.db import migrate
 from coordinator.db.engine import Database
 from coordinator.http.limits.poll_rate import BURST
 from tests.hostile.attack import at_a_bounded_cost
-from tests.hostile.scene import Answer, Scene, is_answered, listen, set_up, told, wait_until_told
+from tests.hostile.scene import Answer, Scene, is_answered, listen, read_answer, set_up, wait_until_told
 from tests.scene.coordinator import Served, Silo
 from tests.scene.coordinator_process import start_process
 from tests.scene.postgres_server import PostgresServer
@@ -54,7 +54,7 @@ def test_polling_limits_apply_to_one_client(scene: Scene) -> None:
     limited = [answer for answer in answers if answer.status_code != 204]
     assert len(limited) >= 4
     for answer in limited:
-        assert (told(answer).status, told(answer).problem) == (429, "rate-limited")
+        assert (read_answer(answer).status, read_answer(answer).problem) == (429, "rate-limited")
         assert 1 <= int(answer.headers["retry-after"]) <= 6
     assert scene.silo.http.get(path).status_code == 200
     assert scene.stored() == before
@@ -72,14 +72,14 @@ def test_a_second_concurrent_upload_is_refused(scene: Scene) -> None:
         line.sendall(request_bytes(request, body=body[:100]))
         time.sleep(0.2)
         second = put(silo, 1, scene.manifest(examples=0))
-        assert (told(second).status, told(second).problem) == (429, "rate-limited")
+        assert (read_answer(second).status, read_answer(second).problem) == (429, "rate-limited")
         assert int(second.headers["retry-after"]) >= 5
         another = put(scene.other, 1, b"x")
-        assert told(another).problem == "tensor-header"
+        assert read_answer(another).problem == "tensor-header"
         line.sendall(bytes(len(body) - 100))
         assert listen(line).problem == "digest-mismatch"
     assert scene.stored() == before
-    assert told(put(silo, 1, scene.manifest(examples=0))).problem == "metadata"
+    assert read_answer(put(silo, 1, scene.manifest(examples=0))).problem == "metadata"
 
 
 def _typed(body: bytes) -> dict[str, str]:
@@ -138,7 +138,7 @@ def _timed(silo: Silo, body: bytes) -> tuple[Answer, float]:
     answer = silo.http.put(
         f"/v1/federations/{silo.federation_id}/rounds/1/update", content=body, headers=upload_headers(body)
     )
-    return told(answer), time.monotonic() - began
+    return read_answer(answer), time.monotonic() - began
 
 
 def test_uploads_are_refused_on_a_nearly_full_disk(
@@ -155,10 +155,10 @@ def test_uploads_are_refused_on_a_nearly_full_disk(
     stored = "SELECT (SELECT count(*) FROM payloads), (SELECT count(*) FROM updates)"
     before = rows(database, stored)
     refused = put(silo, 1, body)
-    assert (told(refused).status, told(refused).problem) == (507, "storage-full")
+    assert (read_answer(refused).status, read_answer(refused).problem) == (507, "storage-full")
     assert int(refused.headers["retry-after"]) >= 45
     assert rows(database, stored) == before
-    assert told(full.http().put(url(silo, 1, "/update"), content=body)).problem == "auth-missing"
+    assert read_answer(full.http().put(url(silo, 1, "/update"), content=body)).problem == "auth-missing"
     full.stop()
     mended = serve(database)
     for one in (silo, other):
@@ -196,7 +196,7 @@ def test_uploads_succeed_after_an_outage_of_postgresql(tmp_path: Path) -> None:
                 for _ in range(3):
                     with at_a_bounded_cost(served):
                         refused = put(scene.silo, 1, scene.good())
-                    assert (told(refused).status, told(refused).problem) == (503, "unavailable")
+                    assert (read_answer(refused).status, read_answer(refused).problem) == (503, "unavailable")
                     assert 1 <= int(refused.headers["retry-after"]) <= 10
             assert scene.stored() == before
             assert put(scene.silo, 1, scene.good()).status_code == 201
@@ -253,7 +253,7 @@ def test_a_round_continues_after_a_full_disk(tmp_path: Path) -> None:
         _leave(seen, 300_000)
         with at_a_bounded_cost(served):
             refused = put(silo, 1, body)
-        assert (told(refused).status, told(refused).problem) == (507, "storage-full")
+        assert (read_answer(refused).status, read_answer(refused).problem) == (507, "storage-full")
         assert shown()["counts"]["arrived"] == 1
         _leave(seen, len(body) * 3 // 2)  # for the update, and not for what is made of it
         assert put(silo, 1, body).status_code == 201

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.hostile.attack import Case, attack
-from tests.hostile.scene import Scene, told
+from tests.hostile.scene import Scene, read_answer
 from tests.scene.coordinator import Served, Silo
 from tests.scene.rounds import join, put, running, update_body, url, values
 
@@ -101,5 +101,5 @@ def test_concurrent_replicas_accept_an_update_once(
     assert sorted(answer.status_code for answer in answers) == [200, 201]
     assert answers[0].text == answers[1].text
     for line in lines:
-        other = told(put(line, 1, update_body(silo, 1, base, values(2.0))))
+        other = read_answer(put(line, 1, update_body(silo, 1, base, values(2.0))))
         assert (other.status, other.problem) == (409, "upload-conflict")

@@ -49,7 +49,7 @@ def manifest(**said: Any) -> Callable[[Scene], Any]:
 
 
 def recipe(wanted: Recipe = RECIPE, **members: Any) -> Callable[[Scene], Any]:
-    """Say another recipe of the same streams; ... leaves a member out."""
+    """Declare another recipe of the same streams; ... leaves a member out."""
 
     def send(scene: Scene) -> Any:
         said = wanted.model_dump() | {"against": scene.base} | members

@@ -42,7 +42,7 @@ def _on_one_database(backend: str) -> None:
 
 
 def _waits(sent: bytes) -> Callable[[Scene], tuple[Answer, float]]:
-    """Send something, then nothing; give what happens and after how many seconds."""
+    """Send something, then nothing; return what happens and after how many seconds."""
 
     def run(scene: Scene) -> tuple[Answer, float]:
         began = time.monotonic()

@@ -108,7 +108,7 @@ def _closed_up(said: str) -> str:
 
 
 def _tensors(agent: AgentProcess) -> Iterator[tuple[str, list[str]]]:
-    """Give how pieces of all tensors that the agent received, made and sent would look in a log."""
+    """Yield the logged forms of pieces of all tensors that the agent received, made and sent."""
     for file in sorted((agent.folder / "state").rglob("*.safetensors")):
         with safetensors.safe_open(file, "numpy") as opened:
             for name in opened.keys():  # noqa: SIM118
@@ -122,7 +122,7 @@ def _tensors(agent: AgentProcess) -> Iterator[tuple[str, list[str]]]:
 
 
 def _shown(values: np.ndarray[Any, Any]) -> Iterator[str]:
-    """Give pieces in hex, base64, as Python shows bytes, and as a number.
+    """Yield pieces in hex, in base64, as Python shows bytes, and as a number.
 
     Base64 makes four characters of three bytes: pieces begin at every third value.
     """

@@ -29,7 +29,7 @@ Run = Callable[..., list[AgentProcess]]
 
 @pytest.fixture
 def run(fresh_database: Callable[[str], str], serve: Callable[..., Served], tmp_path: Path) -> Run:
-    """Let two agents take part in three rounds of a federation under a strategy."""
+    """Run two agents for three rounds of a federation under a strategy."""
 
     def take_part(strategy: str, ranks: Mapping[str, int] = {}, **options: Any) -> list[AgentProcess]:
         served = serve(fresh_database("sqlite"), tick_seconds=0.05, retry_seconds=0.2)
@@ -93,7 +93,7 @@ def test_lora_fair_reduces_the_error_of_cross_terms(run: Run) -> None:
 
 
 def effective_changes(agent: AgentProcess, number: int) -> dict[str, np.ndarray]:
-    """Give what a round's weights have made of the base model: B A and the fold, by module."""
+    """Return the change of the base model by a round's weights: B A and the fold, by module."""
     fold = agent.file(number, "fold.safetensors")
     assert fold is not None, agent.log
     served, added = served_adapter(agent, number), BaseDelta.from_bytes(fold.read_bytes()).added

@@ -49,7 +49,7 @@ class Pair:
         return next_brief(self.members[name])
 
     def run_round(self, *names: str) -> dict[str, RoundFolder]:
-        """Let these clients take part in the next round: all join before the first delivers."""
+        """Run the next round for these clients: all join before the first delivers."""
         briefs = {name: self.brief(name) for name in names}
         (number,) = {brief.round for brief in briefs.values()}
         for name in names:

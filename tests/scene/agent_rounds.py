@@ -45,7 +45,7 @@ class LoneSilo:
         return next_brief(self.who)
 
     def run_rounds(self, rounds: int = 1) -> RoundFolder:
-        """Take part in the next rounds; give the last one's folder."""
+        """Take part in the next rounds; return the last one's folder."""
         for _ in range(rounds):
             brief = self.brief()
             assert take_part(self.who, brief)
@@ -77,7 +77,7 @@ def opened_update(folder: RoundFolder) -> Envelope:
 
 
 def reference_of(folder: RoundFolder) -> str | None:
-    """Give the digest of what an update is the difference to, None of a dense one."""
+    """Return the digest of the reference of an update, None of a dense one."""
     with opened_update(folder) as envelope:
         recipe = envelope.manifest(UpdateManifest).recipe
     return str(recipe["against"]) if recipe else None

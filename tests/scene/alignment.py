@@ -133,7 +133,7 @@ def acceptance_figures(pack: str, verdict: str = "passed", **changes: Any) -> di
 
 
 def with_packs(served: Served) -> tuple[str, str]:
-    """Make a federation with both packs; give its id and the digest of the other base model's pack."""
+    """Make a federation with both packs; return its id and the digest of the other base model's pack."""
     federation_id = aligned(served)
     for base_model in (PIVOT, OTHER):
         stored = put_pack(served.admin, federation_id, base_model)

@@ -29,17 +29,17 @@ class ServedProcess(Served):
         self.process = psutil.Process(self._server.pid)  # type: ignore[attr-defined]
 
     def cpu_seconds(self) -> float:
-        """Give what the process has computed so far."""
+        """Return the processor seconds of the process so far."""
         times = self.process.cpu_times()
         return float(times.user + times.system)
 
     def forget_peak(self) -> int:
-        """Measure memory from now on; give what is in use, bytes."""
+        """Measure memory from now on; return the bytes in use."""
         Path(f"/proc/{self.process.pid}/clear_refs").write_text(_RESET_PEAK)
         return int(self.process.memory_info().rss)
 
     def peak_bytes(self) -> int:
-        """Give the most memory that was in use since."""
+        """Return the peak of memory since then, in bytes."""
         lines = Path(f"/proc/{self.process.pid}/status").read_text().splitlines()
         (peak,) = (line.split()[1] for line in lines if line.startswith("VmHWM:"))
         return int(peak) * 1024

@@ -130,7 +130,7 @@ class Coordinator:
         self.process.send_signal(signal.SIGSTOP)
 
     def thaw(self) -> None:
-        """Let it go on as if nothing had happened."""
+        """Resume it."""
         assert self.process is not None
         self.process.send_signal(signal.SIGCONT)
 

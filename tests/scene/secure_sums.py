@@ -117,9 +117,9 @@ class Session:
         Raises:
             SessionAborted: too few members answered a step.
         """
-        return self.play().open()
+        return self.run_steps().open()
 
-    def play(self, steps: int = 5) -> Session:
+    def run_steps(self, steps: int = 5) -> Session:
         """Run the first steps; return the session."""
         every = (self.step_keys, self.step_shares, self.step_masked, self.step_confirm, self.step_unmask)
         for step in every[:steps]:
@@ -195,7 +195,7 @@ class Session:
 
 def session_until(step: int, members: int = 5, stops: Mapping[int, int] | None = None) -> Session:
     """Return a session whose open step is `step`."""
-    return Session(terms_of(members), inputs_of(members), stops or {}).play(step)
+    return Session(terms_of(members), inputs_of(members), stops or {}).run_steps(step)
 
 
 Shares = dict[tuple[int, str], dict[int, bytes]]

@@ -201,13 +201,13 @@ class Scene:
     clients: list[SumClient]
 
     def begin(self, clients: Iterable[SumClient] | None = None) -> None:
-        """Let clients accept the terms of the session that goes on."""
+        """Accept the terms of the current session for clients."""
         keys, version, link = roster_of(self.served.admin, self.federation_id)
         for client in self.clients if clients is None else clients:
             client.begin(keys, version, link)
 
     def step(self, step: int, *, stop: Iterable[int] = ()) -> None:
-        """Let all clients send a step but those at some positions."""
+        """Send a step for all clients but those at some positions."""
         for client in self.clients:
             if client.position not in set(stop):
                 sent = client.put(step)
@@ -249,7 +249,7 @@ class Scene:
 
 
 def summing(served: Served, clients: int = 5, **secure_sum: Any) -> Scene:
-    """Let clients join round 1 and become ready."""
+    """Make clients join round 1 and become ready."""
     rounds = {"total": 3, "min_clients": clients, "quorum": clients}
     wanted = plan(privacy={"secure_sum": {"minimum": 3, **secure_sum}}, rounds=rounds)
     federation_id, silos = running(served, clients, **wanted)

@@ -30,7 +30,7 @@ def encoded(change: float, losses: tuple[float, float]) -> NDArray[np.int32]:
 
 
 def sum_up(served: Served, federation_id: str, silos: list[Silo], changes: list[float]) -> dict[str, Any]:
-    """Let clients train and send their inputs of round 1 in clear; return the published round."""
+    """Send the inputs of round 1 in clear for all clients; return the published round."""
     for silo in silos:
         make_ready(silo)
     clients = [SumClient(silo, 1) for silo in silos]

@@ -117,7 +117,7 @@ def test_a_key_of_two_identities_is_refused() -> None:
 
 
 def test_a_key_of_an_earlier_session_opens_nothing() -> None:
-    earlier = Session(terms_of(7, session=2), inputs_of(7)).play(1)
+    earlier = Session(terms_of(7, session=2), inputs_of(7)).run_steps(1)
     copied = decode(earlier.keys[0].s)
     played = Scene(7, 5, {6: 0}, [4, 5])
     server = LyingServer(played, lambda _, own: (own.channel.public, copied))

@@ -136,7 +136,7 @@ def test_a_group_below_k_min_is_not_unmasked(masked: int, is_refused: bool) -> N
     counts = _counts(5, 3)
     stops = {4: 2} if masked == 4 else {}
     session = Session(_grouped(5, 0, counts), inputs_of(5), stops, _expected(counts))
-    session.play(3)
+    session.run_steps(3)
     if is_refused:
         with pytest.raises(TermsRefused, match="x1"):
             session.step_confirm()
@@ -147,7 +147,7 @@ def test_a_group_below_k_min_is_not_unmasked(masked: int, is_refused: bool) -> N
 def test_members_lost_since_the_counts_may_be_absent() -> None:
     counts = _counts(6, 3)
     session = Session(_grouped(5, 1, counts), inputs_of(5), {}, _expected(counts))
-    session.play(3)
+    session.run_steps(3)
     with pytest.raises(TermsRefused, match="x1"):
         session.step_confirm()
 

@@ -113,7 +113,7 @@ def _swapped(session: Session) -> KeysAnswer:
 
 
 def _of_another_session(session: Session) -> KeysAnswer:
-    other = Session(terms_of(5, session=2), inputs_of(5)).play(1)
+    other = Session(terms_of(5, session=2), inputs_of(5)).run_steps(1)
     return intake.keys_answer({**session.keys, 4: other.keys[4]})
 
 

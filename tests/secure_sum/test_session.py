@@ -73,7 +73,7 @@ def test_a_sum_is_opened_in_blocks() -> None:
     """Blocks of any size give the same sum as the whole vector."""
     values = 3 * 65_536 + 17
     terms = terms_of(4, segments=[{"name": "lora", "values": values, "clip": 1 << 20}])
-    session = Session(terms, inputs_of(4, values)).play()
+    session = Session(terms, inputs_of(4, values)).run_steps()
     opened = opened_keys(
         terms, session.keys, session.commitments(), frozenset(session.masked), session.unmasked
     )

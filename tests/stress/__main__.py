@@ -256,7 +256,7 @@ def _program(harness: str, run: Callable[[], programs.Ran]) -> Row:
 
 
 def _ready(seconds: list[float]) -> str:
-    """Say how long it took to be ready again, beside what it should take: a machine's pace judges nothing."""
+    """Print the seconds of each restart beside the expected ones, without a verdict."""
     return f"ready again in {max(seconds):.1f} s at most ({READY_GOAL_SECONDS})"
 
 

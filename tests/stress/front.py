@@ -25,11 +25,11 @@ class Front:
         self._is_cut = False
 
     def cut(self) -> None:
-        """Let nothing through any more."""
+        """Block all connections."""
         asyncio.run_coroutine_threadsafe(self._cut(), self._loop).result()
 
     def mend(self) -> None:
-        """Let connections through again."""
+        """Unblock connections."""
         self._is_cut = False
 
     async def _cut(self) -> None:

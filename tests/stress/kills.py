@@ -134,7 +134,7 @@ def leave_over(database_url: str) -> None:
 
 
 def while_collecting(database_url: str) -> int:
-    """Collect what nobody refers to in a process that dies amid the second of it; give its exit status."""
+    """Collect what nobody refers to in a process that dies amid the second of it; return its exit status."""
     program = (
         "from datetime import timedelta\n"
         "import sys\n"

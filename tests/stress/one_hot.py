@@ -211,7 +211,7 @@ def enrol(admin: httpx.Client, federation_id: str, name: str) -> Silo:
 
 
 def wait_for_the_end(agents: Sequence[Agent], seconds: float = 240.0) -> None:
-    """Let all agents come to their end; whatever was wrong for one of them is raised."""
+    """Wait for the end of all agents; raise the first fault of any."""
     deadline = time.monotonic() + seconds
     for agent in agents:
         agent.join(timeout=max(0.1, deadline - time.monotonic()))

@@ -38,11 +38,11 @@ def tests(*arguments: str) -> Ran:
         report = Path(folder) / "report.xml"
         recorded = ("-o", "junit_family=xunit1", f"--junitxml={report}")  # the newer form has no properties
         done = _run("pytest", "-q", "-m", "", *recorded, *arguments)
-        told = _told(report) if report.exists() else []
+        told = _read_report(report) if report.exists() else []
     return Ran(", ".join(told), done.returncode != 0, (done.stdout + done.stderr)[-_LAST_CHARACTERS:])
 
 
-def _told(report: Path) -> list[str]:
+def _read_report(report: Path) -> list[str]:
     root = ElementTree.parse(report).getroot()
     suites = list(root.iter("testsuite"))
     count = {

@@ -88,7 +88,7 @@ def federation(
 
 
 def undisturbed(database_url: str, folder: Path) -> Published:
-    """Run the federation on one coordinator; give what was published."""
+    """Run the federation on one coordinator; return what was published."""
     coordinator = Coordinator(database_url, folder / "log")
     coordinator.start()
     try:
@@ -161,7 +161,7 @@ def cut_off(database_url: str, folder: Path) -> dict[str, str]:
 
 
 def _in_the_end(database_url: str, agents: Sequence[AgentProcess]) -> Published:
-    """Wait for the end; give what was published, of which everybody has kept the last."""
+    """Wait for the end; return what was published, of which everybody has kept the last."""
     for agent in agents:
         agent.wait(_PATIENCE_SECONDS)
     found = published_in(database_url)

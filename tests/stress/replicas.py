@@ -69,7 +69,7 @@ class _Tormentor(threading.Thread):
             self._start(self._killed)
 
     def _thaw_later(self, place: Place) -> bool:
-        """Let the frozen one go on; one that aggregates when its work is done, and until it has found so."""
+        """Resume the frozen replica; one that aggregates, once its work is done elsewhere."""
         if place not in _AGGREGATING:
             self._done.wait(_FROZEN_SECONDS)
             self._frozen.thaw()
@@ -136,7 +136,7 @@ def frozen_and_killed(database_url: str, folder: Path, trial: Trial) -> Havoc:
 
 
 def undisturbed(database_url: str, folder: Path, trial: Trial) -> Published:
-    """Let the same federation run on a single replica, to which nothing happens."""
+    """Run the same federation on a single replica without faults."""
     alone = Coordinator(database_url, folder / "log")
     alone.start()
     try:

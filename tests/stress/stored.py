@@ -114,7 +114,7 @@ def _check_totals(session: Session, federation_id: str, totals: Mapping[int, NDA
 
 
 def _members(session: Session, federation_id: str) -> dict[str, str]:
-    """Give the ids of a federation's clients by their public keys."""
+    """Return the ids of a federation's clients by public key."""
     query = select(ClientKeyRow.public_key, ClientRow.id).join(
         ClientRow, ClientRow.id == ClientKeyRow.client_id
     )

@@ -123,7 +123,7 @@ DECODING = frozenset({"body", "frame", "recipe", "streams"})
 
 
 def seeds(target: str) -> list[bytes]:
-    """Give inputs that a target takes: what it is fuzzed with are these, changed."""
+    """Return valid inputs of a target, which fuzzing mutates."""
     manifest = UpdateManifest(
         federation="fed", recipe={}, round=1, client="c", base=f"sha256:{'0' * 64}", pack=None, examples=1
     )

@@ -63,7 +63,7 @@ def trained(tmp_path: Path, plan: Write) -> Callable[..., Path]:
 
 
 def exported(tmp_path: Path, file: Path, plan: Path, *options: object, **changes: str) -> str:
-    """Export a file; give what was said, or nothing if it went well."""
+    """Export a file; return what was said, or nothing if it went well."""
     out = tmp_path / "out"
     arguments = ("--adapter", file, "--plan", plan, "--out", out, *options)
     done = tessera("export", "--config", config(tmp_path, **changes), *arguments)

@@ -157,7 +157,7 @@ def test_absent_pivot_client_is_replaced_if_plan_allows(
 
 
 def call_during_build(slow: Participant, meanwhile: Callable[[], str | None]) -> list[str | None]:
-    """Let something happen once, at the first progress of a build; return where its result will be."""
+    """Call a function at the first progress of a build; return the list that gets its result."""
     results: list[str | None] = []
 
     def stop() -> bool:  # asked at every progress

@@ -29,7 +29,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # of peft and transformers ab
 
 @pytest.fixture
 def mixture(tmp_path: Path) -> Callable[..., tuple[BaseModel, Path]]:
-    """Load a tiny mixture of experts from a folder, and give both."""
+    """Load a tiny mixture of experts from a folder, and return both."""
 
     def load(model_type: str) -> tuple[BaseModel, Path]:
         folder = tmp_path / model_type

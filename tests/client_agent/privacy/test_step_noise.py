@@ -21,7 +21,7 @@ def seeded(seed: int) -> Words:
 
 
 def scripted(*words: int) -> Words:
-    """Give these words, in this order, however many are asked for at once."""
+    """Return these words in this order, in pieces of any size."""
     rest = list(words)
 
     def draw(count: int) -> np.ndarray:

@@ -46,7 +46,7 @@ def bank(**routing: object) -> BankOfExperts:
 
 @pytest.fixture(autouse=True)
 def drawn_specialists(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let all banks draw the same specialists."""
+    """Make all banks draw the same specialists."""
     monkeypatch.setattr(memory.secrets, "token_hex", lambda _: "5" * 64)
 
 

@@ -56,7 +56,7 @@ def pair(served: Served, silo: Silo, tmp_path: Path) -> Iterator[Callable[..., P
 
 
 def acting_change(folder: RoundFolder) -> dict[str, np.ndarray]:
-    """Give what a round's weights, and all that was folded, add to each module, (d_out, d_in)."""
+    """Return the sum of a round's weights and all folds by module, (d_out, d_in)."""
     adapter = read_served(folder.read(WEIGHTS), layout_of(folder)).adapter
     added = BaseDelta.from_bytes(folder.read(FOLD)).added
     modules = sorted({name[:-2] for name in adapter})

@@ -25,7 +25,7 @@ NAMES = ("aster", "birch")
 
 
 def take_part(served: Served, federation_id: str, folder: Path) -> dict[str, Participant]:
-    """Let two agents of one base model take part to the end, each in a thread of its own."""
+    """Run two agents of one base model to the end, each in a thread of its own."""
     with ExitStack() as stack:
         agents: dict[str, Participant] = {}
         for name in NAMES:

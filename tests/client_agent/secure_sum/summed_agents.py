@@ -93,7 +93,7 @@ class Agents:
             agent.train()
 
     def sum(self, agents: list[Agent] | None = None) -> dict[str, BaseException]:
-        """Let agents take part in the sum at once; return the errors by name."""
+        """Run agents' parts in the sum at once; return the errors by name."""
         errors: dict[str, BaseException] = {}
 
         def run(agent: Agent) -> None:

@@ -56,7 +56,7 @@ def start_of(agent: Agent, number: int) -> dict[str, np.ndarray]:
 
 
 def sum_and_revive(agents: Agents, wire: Wire) -> list[str]:
-    """Let all agents be summed; one that is killed begins again. Return who was killed."""
+    """Sum all agents, and restart each that is killed; return the killed."""
     killed: list[str] = []
 
     def run(agent: Agent) -> None:

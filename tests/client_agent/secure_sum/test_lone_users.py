@@ -44,7 +44,7 @@ EXPERTS = [f"x{expert}" for expert in range(1, 7)]
 
 @contextmanager
 def false_counts(agent: Agent, lifted: Sequence[str], by: int) -> Iterator[None]:
-    """Let an agent commit to more than its own counts in these groups."""
+    """Make an agent commit to more than its own counts in these groups."""
     alone = threading.Lock()
     liar = name_of(read_key(agent.participant.workspace.folder))
 
@@ -86,7 +86,7 @@ def rewrite(agent: Agent, change: Callable[[dict[str, np.ndarray]], None]) -> No
 
 
 def use(agent: Agent, expert: int) -> None:
-    """Let an agent use an expert alone."""
+    """Make an agent the only user of an expert."""
     (chosen,) = choice(agent, 1)[0]
 
     def change(tensors: dict[str, np.ndarray]) -> None:
@@ -100,7 +100,7 @@ def use(agent: Agent, expert: int) -> None:
 
 
 def reject(agent: Agent) -> None:
-    """Let an agent reject all experts: what it learnt of the shared expert is its input of a birth."""
+    """Make an agent reject all experts: its change of the shared expert is its input of a birth."""
 
     def change(tensors: dict[str, np.ndarray]) -> None:
         for name in [name for name in tensors if name.startswith("new.")]:

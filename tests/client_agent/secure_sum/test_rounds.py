@@ -117,7 +117,7 @@ def test_agents_run_to_the_end_without_final_scores(
 
 
 def _serialise_adapters(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let only one agent of this process have its adapter in the model."""
+    """Keep only one agent's adapter at a time in the shared model."""
     turn = threading.RLock()
 
     @contextmanager

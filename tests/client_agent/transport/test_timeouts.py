@@ -17,7 +17,7 @@ from tests.client_agent.transport.scripted_server import HELLO, answering, api_f
 
 @pytest.fixture(autouse=True)
 def single_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a call end with its first try."""
+    """End calls after their first try."""
     monkeypatch.setattr(transport_client, "_ONE_TRY_SECONDS", 0.0)
 
 

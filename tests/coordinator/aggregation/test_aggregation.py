@@ -58,7 +58,7 @@ def test_blocks_cover_all_values_once_in_order(
 
 
 def _kinds(layout: Layout) -> str:
-    """Say of each value whether it is a block's or a layer's."""
+    """Mark each value as a block's or a layer's."""
     return "".join(name[0] * int(np.prod(shape)) for name, shape in layout.items())
 
 

@@ -67,7 +67,7 @@ class Client:
         self.adapter = {name: values for name, values in read.items() if name.rpartition(".")[2] in "AB"}
 
     def push(self, number: int, seed: int) -> dict[str, NDArray[np.float32]]:
-        """Send an adapter; give it."""
+        """Send an adapter; return it."""
         rng = np.random.default_rng(seed)
         sent = {}
         for module, (d_out, d_in) in MODULES.items():
@@ -79,7 +79,7 @@ class Client:
         return sent
 
     def acts(self) -> dict[str, Floats]:
-        """Give what the client adds to its base model altogether."""
+        """Return the sum of all changes of the client's base model."""
         return {module: values + product(self.adapter, module) for module, values in self.base.items()}
 
 
@@ -107,7 +107,7 @@ def assert_same(one: dict[str, Floats], other: dict[str, Floats]) -> None:
 
 
 def play_round(served: Served, number: int, *clients: Client) -> list[dict[str, NDArray[np.float32]]]:
-    """Let clients deliver in a round; return what they sent."""
+    """Deliver for clients in a round; return their updates."""
     for client in clients:
         client.pull(number)
     sent = [client.push(number, 10 * number + place) for place, client in enumerate(clients)]

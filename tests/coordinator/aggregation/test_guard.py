@@ -46,7 +46,7 @@ def guard_lora(
 
 
 def contribution(made: GuardedWeights, updates: Updates, i: int, some: list[int]) -> tuple[float, float]:
-    """Say what some clients contribute to what i is served, and by how much they move it; in i's norms."""
+    """Return the clients' contribution to the weights of i, and the distance they move them, in i's norms."""
     given_by, moved, own = 0.0, 0.0, 0.0
     for module, values in updates.items():
         row = made.of_module(module)[i]

@@ -57,7 +57,7 @@ def deliver(silo: Silo, model: str, number: int, shared: float, own: float, sign
 
 
 def served_values(silo: Silo, number: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Give what is served of P and Q, and of LoRA: one value each, repeated."""
+    """Return the repeated values that are served of P and Q, and of LoRA."""
     read = weights(silo, number, layout_for(silo))
     assert {*read} == {"b0.q.P", "b0.q.Q", *LORA}
     own = np.concatenate([read[name].ravel() for name in LORA])

@@ -27,7 +27,7 @@ Backup = Callable[[str], str]
 
 @pytest.fixture
 def back_up_and_restore(request: pytest.FixtureRequest, backend: str, tmp_path: Path) -> Backup:
-    """Back a database up with the documented commands, and give the URL of what was restored elsewhere."""
+    """Back a database up with the documented commands, and return the URL of what was restored elsewhere."""
 
     def sqlite(url: str) -> str:
         done = _tessera_backup(url, tmp_path / "backup.db")
@@ -190,7 +190,7 @@ def test_restoring_over_a_killed_writer_needs_journal_removal(
 
 
 def database_content(file: Path) -> list[str]:
-    """Give all that is in a database, or what is wrong with it."""
+    """Return the content of a database, or its error."""
     with closing(sqlite3.connect(file)) as connection:
         try:
             found = [str(row[0]) for row in connection.execute("PRAGMA integrity_check")]

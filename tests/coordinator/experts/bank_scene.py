@@ -76,8 +76,8 @@ class BankScene:
             assert (manifest.expert, manifest.round) == (expert, revision)
             return {name: envelope.read_float32(name) for name in LAYOUT}
 
-    def play(self, number: int, learnt: Sequence[MemberUpdate]) -> dict[str, Any]:
-        """Let all silos train, be counted and be summed; return the published round."""
+    def run_round(self, number: int, learnt: Sequence[MemberUpdate]) -> dict[str, Any]:
+        """Train, count and sum all silos; return the published round."""
         members = []
         for silo, result in zip(self.silos, learnt, strict=True):
             content, memberships = self._encode(silo, number, result)

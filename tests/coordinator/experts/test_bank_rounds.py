@@ -41,7 +41,7 @@ def test_experts_change_only_with_enough_members(coordinator: Served) -> None:
         MemberUpdate(2, 1.0, 0.3),
         MemberUpdate(2, 1.0, 0.4),
     ]
-    scene.play(1, learnt)
+    scene.run_round(1, learnt)
     assert summed_groups(scene) == {"x1"}
     state, index, _ = scene.begin(scene.silos[0], 2)
     assert fills(state, 0) == pytest.approx(0.2, abs=TOLERANCE)
@@ -56,7 +56,7 @@ def test_experts_change_only_with_enough_members(coordinator: Served) -> None:
     late = coordinator.enrol(scene.federation_id, "late")
     assert scene.begin(late, 2)[1] == index
     scene.silos.append(late)
-    scene.play(2, [*[MemberUpdate(2, 0.5)] * 4, *[MemberUpdate(1, 0.5)] * 2])
+    scene.run_round(2, [*[MemberUpdate(2, 0.5)] * 4, *[MemberUpdate(1, 0.5)] * 2])
     state, index, _ = scene.begin(late, 3)
     assert [(entry.expert, entry.revision) for entry in index.experts] == [(1, 1), (2, 2)]
     assert (fills(state, 1), fills(state, 2)) == pytest.approx((0.4, 0.5), abs=TOLERANCE)
@@ -64,7 +64,7 @@ def test_experts_change_only_with_enough_members(coordinator: Served) -> None:
 
 def test_members_weigh_by_their_responsibility(coordinator: Served) -> None:
     scene = bank_scene(coordinator, 3, **OF_NEITHER)
-    scene.play(
+    scene.run_round(
         1,
         [
             MemberUpdate(1, 0.8, responsibility=0.5),
@@ -80,7 +80,7 @@ def test_members_weigh_by_their_responsibility(coordinator: Served) -> None:
 def test_a_newborn_is_the_mean_change_of_rejecters(coordinator: Served) -> None:
     scene = bank_scene(coordinator, 6, **OF_NEITHER)
     others = [MemberUpdate(1, 0.3)] * 3
-    scene.play(1, [*others, *[MemberUpdate(2, 0.1, shared, rejects=True) for shared in (0.9, 0.3, 0.6)]])
+    scene.run_round(1, [*others, *[MemberUpdate(2, 0.1, shared, rejects=True) for shared in (0.9, 0.3, 0.6)]])
     assert summed_groups(scene) == {"x1", "x2", "new"}
     state, index, _ = scene.begin(scene.silos[0], 2)
     assert fills(state, 3) == pytest.approx(0.6, abs=TOLERANCE)
@@ -98,7 +98,7 @@ def test_changes_of_rejecters_are_summed_only_at_births(coordinator: Served) -> 
     learnt = [*[MemberUpdate(1, 0.3)] * 3, *[MemberUpdate(2, 0.1, 0.5, rejects=True)] * 3]
     summed = []
     for number in (1, 2):
-        scene.play(number, learnt)
+        scene.run_round(number, learnt)
         summed.append("new" in summed_groups(scene))
     assert summed == [False, True]
     assert events(scene) == [("born", 3, 0)]
@@ -108,7 +108,7 @@ def test_changes_of_rejecters_are_summed_only_at_births(coordinator: Served) -> 
 def test_small_groups_of_rejecters_cause_no_birth(coordinator: Served, rejecting: int) -> None:
     """The newborn is the sum of those who reject; what it lacks of the sum of all is the others'."""
     scene = bank_scene(coordinator, 5, **OF_NEITHER)
-    scene.play(
+    scene.run_round(
         1, [*[MemberUpdate(1, 0.3)] * (5 - rejecting), *[MemberUpdate(2, 0.1, 0.9, rejects=True)] * rejecting]
     )
     assert events(scene) == []
@@ -117,7 +117,7 @@ def test_small_groups_of_rejecters_cause_no_birth(coordinator: Served, rejecting
 
 def test_an_unused_expert_is_archived(coordinator: Served) -> None:
     scene = bank_scene(coordinator, 3, merge_above=1.0, prune_patience=1)
-    scene.play(1, [MemberUpdate(1, 0.3)] * 3)
+    scene.run_round(1, [MemberUpdate(1, 0.3)] * 3)
     assert events(scene) == [("pruned", 2, None)]
     assert [entry.expert for entry in scene.begin(scene.silos[0], 2)[1].experts] == [1]
     assert {expert["expert"]: expert["status"] for expert in scene.shown()["experts"]} == {
@@ -129,12 +129,12 @@ def test_an_unused_expert_is_archived(coordinator: Served) -> None:
 @pytest.mark.slow
 def test_similar_experts_are_merged(coordinator: Served) -> None:
     scene = bank_scene(coordinator, 6, merge_patience=1, prune_patience=64)
-    scene.play(1, [*[MemberUpdate(1, 0.2)] * 3, *[MemberUpdate(2, 0.6)] * 3])
+    scene.run_round(1, [*[MemberUpdate(1, 0.2)] * 3, *[MemberUpdate(2, 0.6)] * 3])
     assert events(scene) == [("merged", 2, 1)]
     state, index, _ = scene.begin(scene.silos[0], 2)
     assert [(entry.expert, entry.revision, entry.prior) for entry in index.experts] == [(1, 1, 1.0)]
     assert fills(state, 1) == pytest.approx(0.4, abs=TOLERANCE)
-    scene.play(2, [MemberUpdate(1, 0.1)] * 6)
+    scene.run_round(2, [MemberUpdate(1, 0.1)] * 6)
     assert fills(scene.begin(scene.silos[0], 3)[0], 1) == pytest.approx(0.5, abs=TOLERANCE)
 
 

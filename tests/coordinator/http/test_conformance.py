@@ -53,7 +53,7 @@ def conformance(served: Served, *options: str, cwd: Path, examples: str = "20", 
 
 
 def answered_routes(served: Served) -> set[tuple[str, str, int]]:
-    """Give which methods and routes were answered with which status."""
+    """Return the statuses by method and route."""
     lines = re.findall(
         r'tessera_request_seconds_count{method="(\w+)",route="([^"]+)",status="(\d+)"}',
         served.admin.get("/metrics").text,

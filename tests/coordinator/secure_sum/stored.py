@@ -103,7 +103,7 @@ class Stored:
         )
 
     def expire(self) -> None:
-        """Let the lease run out."""
+        """Expire the lease."""
         with self.database.write() as session:
             session.execute(update(SumSessionRow).values(lease_expires_at=database_time(session)))
 
@@ -142,7 +142,7 @@ def stored_session(
 
 def _play_phases(played: Session) -> None:
     if played.terms.masking == "pairwise":
-        played.play()
+        played.run_steps()
         return
     modulus = Modulus(played.terms.modulus)
     for position, values in played.inputs.items():
@@ -205,7 +205,7 @@ def worker(database: Database, check: Callable[[], None] = lambda: None) -> SumW
 
 
 def spoil(stored: Stored) -> None:
-    """Let member 0 send a vector whose first word is far from every input."""
+    """Store a vector of member 0 whose first word is far from every input."""
     modulus = Modulus(stored.played.terms.modulus)
     words = modulus.unpack(stored.played.masked[0]).copy()
     words[0] += 20 * most(16)
@@ -216,7 +216,7 @@ def spoil(stored: Stored) -> None:
 
 
 def falsify(stored: Stored, holders: Iterable[int]) -> None:
-    """Let holders send other shares of the secrets of member 0."""
+    """Store false shares of the secrets of member 0."""
     with stored.database.write() as session:
         for holder in holders:
             message = session.get_one(SumMessageRow, (stored.session_id, holder, "unmask"))

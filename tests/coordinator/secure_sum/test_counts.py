@@ -41,7 +41,7 @@ def with_experts(_: object, layout: Layout) -> Layout:
 
 @pytest.fixture
 def bank(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """Let `fedavg` have two experts beside its adapter; return what its step was handed."""
+    """Add two experts to `fedavg`; return the arguments of its step."""
     handed: dict[str, Any] = {}
 
     def counts(_: object, segments: Sequence[str]) -> tuple[str, ...]:
@@ -64,7 +64,7 @@ def bank(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 
 def counting(served: Served, uses: list[Collection[str]], *, attempts: int = 3, **secure_sum: Any) -> Scene:
-    """Let clients become ready; a client belongs to the groups of its place in `uses`."""
+    """Make clients ready; a client belongs to the groups of its place in `uses`."""
     clients = len(uses)
     summed = {"minimum": 3, "attempts": attempts, **secure_sum}
     rounds = {"total": 1, "min_clients": clients, "quorum": clients}
@@ -97,7 +97,7 @@ def in_session(scene: Scene, number: int) -> SumStatus:
 
 
 def send_all_messages(scene: Scene) -> None:
-    """Let all clients send all steps of the session that goes on."""
+    """Send all steps of the current session for all clients."""
     terms = scene.clients[0].terms
     assert terms is not None
     if terms.masking == "none":

@@ -57,6 +57,6 @@ def test_two_replicas_open_one_session_after_a_deadline(
 
 
 def _line(client: SumClient, replica: Served) -> SumClient:
-    """Let the same client talk to another replica, with the same messages."""
+    """Connect the same client, with the same messages, to another replica."""
     silo = client.silo
     return replace(client, silo=Silo(silo.client_id, silo.federation_id, silo.key, replica.signing(silo.key)))

@@ -47,7 +47,7 @@ def _kill(served: ServedProcess) -> None:
 
 
 def _move(scene: Scene, served: ServedProcess) -> None:
-    """Let all clients talk to another process."""
+    """Connect all clients to another process."""
     scene.served = served
     for client in scene.clients:
         client.silo.http = served.signing(client.silo.key)

@@ -24,7 +24,7 @@ PHASES = ("keys", "shares", "masked", "confirm", "unmask")
 
 
 def send_all_steps(scene: Scene, stops: dict[int, int] | None = None, *, first: int = KEYS) -> None:
-    """Let all clients send all steps; a client stops at the step that `stops` has for its position."""
+    """Send all steps for all clients; a client stops at the step of its position in `stops`."""
     for step in STEPS[first:]:
         stopped = [position for position, at in (stops or {}).items() if at <= step]
         scene.step(step, stop=stopped)

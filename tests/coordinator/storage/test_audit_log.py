@@ -121,7 +121,7 @@ def test_a_revoked_persons_waiting_action_is_refused(
 
 
 def _waiting(url: str) -> bool:
-    """Say whether somebody waits for a lock of a PostgreSQL database."""
+    """Return whether a connection waits for a lock of a PostgreSQL database."""
     activity = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()"
     return bool(ask(url, f"{activity} AND wait_event_type = 'Lock'")[0][0])
 

@@ -18,7 +18,7 @@ START: Tensors = {
 
 
 def lora_silo(coordinator: Served, recipe: RecipeName, **limits: float) -> Silo:
-    """Start a federation of ordinary LoRA on one module, and give one of its two silos."""
+    """Start a federation of ordinary LoRA on one module, and return one of its two silos."""
     settings = plan(wire={"recipe": recipe}, training={"seed": SEED}, limits=limits)
     settings["adapter"] = {"kind": "lora", "rank": 2, "roles": ["q"], "blocks": 1}
     federation_id = coordinator.federation(**settings)

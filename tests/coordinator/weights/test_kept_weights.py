@@ -31,7 +31,7 @@ KEPT = "SELECT round_number, recipe FROM coded_weights ORDER BY round_number, re
 
 
 def play_until(served: Served, number: int) -> tuple[str, list[Silo]]:
-    """Let two clients deliver until they can ask for weights of this round."""
+    """Deliver for two clients until they can ask for weights of this round."""
     federation_id, silos = running(served, **plan(rounds={"total": 9}, adapter=PLAN["adapter"]))
     for done in range(1, number):
         for seed, silo in enumerate(silos):

@@ -64,7 +64,7 @@ def play_round(
     outputs: list[dict[str, Array]],
     **said: Any,
 ) -> None:
-    """Let everybody deliver round 1, and join round 2."""
+    """Deliver round 1 for all silos, and join round 2."""
     for place, (silo, sketch, sent) in enumerate(zip(silos, sketches, outputs, strict=True)):
         tensors: dict[str, Any] = {**values(float(place + 1)), **sent}
         deliver(silo, 1, tensors, signature=sketch, **said)

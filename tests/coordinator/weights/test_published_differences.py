@@ -35,7 +35,7 @@ def difference_plan(recipe: str = "int8", **changes: Any) -> dict[str, Any]:
 
 
 def ask(silo: Silo, number: int, against: str | None, **headers: str) -> tuple[httpx.Response, bytes]:
-    """Ask for a difference; give the answer and its bytes as they travel."""
+    """Ask for a difference; return the answer and its bytes as they travel."""
     form = f'"{against}"' if against is not None else "none"
     accept = f"{MEDIA_TYPE};against={form}, {MEDIA_TYPE}"
     path = url(silo, number, "/weights")

@@ -24,7 +24,7 @@ def frame(body: bytes, *, sized: bool = True) -> bytes:
 
 
 def refusal(body: bytes, max_bytes: int = LIMIT) -> tuple[type[Exception], int]:
-    """Say why a frame is refused, and how many bytes were held at most."""
+    """Return the refusal of a frame, and the peak of memory in bytes."""
     tracemalloc.start()
     try:
         with pytest.raises(errors.BodyRefused) as caught:

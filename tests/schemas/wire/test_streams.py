@@ -106,7 +106,7 @@ def plain_codes(codes: bytes, count: int, form: str) -> tuple[list[float], bytes
 
 
 def is_quantised(array: Floats, seen: Floats, recipe: Recipe) -> bool:
-    """Say whether each value that was sent has a neighbour of its own, and not too many were sent."""
+    """Return whether each sent value has a neighbour of its own, and not too many were sent."""
     sent = np.flatnonzero(seen) if recipe.density < 1 else np.arange(array.size)
     if len(sent) > max(1, np.ceil(recipe.density * array.size)):
         return False

@@ -19,7 +19,7 @@ PIECE = bytes(MB)
 def receive_body(
     monkeypatch: pytest.MonkeyPatch, waits: Sequence[float], *, announced: int | None, busy: float = 0.0
 ) -> int:
-    """Receive pieces of a megabyte, each after so many seconds; give their bytes. `busy` = our own time."""
+    """Receive pieces of a megabyte, each after so many seconds; return their bytes. `busy` = our own time."""
     now = [0.0]
     monkeypatch.setattr("coordinator.http.limits.body_deadline.time.monotonic", lambda: now[0])
     left = list(waits)

@@ -117,7 +117,7 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Weather:
+class FaultRates:
     """How often what goes wrong, as chances per occasion, until `until`.
 
     `sum_crash` and `sum_late` are for a message of a sum, whenever it is sent: sums take a few seconds at the
@@ -256,16 +256,16 @@ def _asked_for(recipe: RecipeName, dice: random.Random) -> WeightsRecipeName:
     return dice.choices(_WEIGHTS, [40, 40, 20])[0]
 
 
-def weather_of(seed: int, plan: Plan) -> Weather:
+def fault_rates_of(seed: int, plan: Plan) -> FaultRates:
     """Draw what goes wrong: in every schedule some things often, and some never."""
-    dice = random.Random(f"weather {seed}")
+    dice = random.Random(f"rates {seed}")
     until = dice.uniform(20.0, 80.0)
 
     def chance(*often: float) -> float:
         return dice.choice([0.0, *often])
 
-    in_sums = random.Random(f"sum weather {seed}")
-    return Weather(
+    in_sums = random.Random(f"sum rates {seed}")
+    return FaultRates(
         sum_crash=in_sums.choice([0.0, 0.05, 0.2]),
         sum_late=in_sums.choice([0.0, 0.05, 0.2]),
         until=until,
