@@ -29,7 +29,7 @@ from tests.coordinator.aggregation.closed_round import (
     nothing,
     publish,
     round_row,
-    served,
+    served_values,
     simple,
 )
 from tests.scene.database import row_count
@@ -131,7 +131,7 @@ def test_an_interrupted_worker_leaves_its_round_to_another(database: Database, a
     assert row_count(database, WeightsRow) == 0
     _expire_lease(database)
     publish(database)
-    np.testing.assert_allclose(served(database, closed.clients[0], {"x": (930,)}), 1.0)
+    np.testing.assert_allclose(served_values(database, closed.clients[0], {"x": (930,)}), 1.0)
 
 
 def test_a_lease_is_extended_during_work(database: Database) -> None:

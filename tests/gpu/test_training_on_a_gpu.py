@@ -34,7 +34,9 @@ every_number_of_bits = pytest.mark.parametrize("quantization", ["none", "nf4", "
 OneBillion = Callable[[Quantization], BaseModel]
 
 
-def trained(base: BaseModel, adapter: Adapter, size: Size, steps: int, **changes: bool) -> TrainingOutcome:
+def train_full_batch(
+    base: BaseModel, adapter: Adapter, size: Size, steps: int, **changes: bool
+) -> TrainingOutcome:
     """Train on one and the same full batch."""
     plan = TrainingPlan(
         steps=steps,
@@ -50,7 +52,7 @@ def scored_trained_scored(base: BaseModel, size: Size) -> None:
     examples = full_batch(size)
     with inject_random_pq(base, ADAPTER) as adapter:
         before = evaluate(base, examples, max_length=size.length).loss
-        losses = trained(base, adapter, size, steps=20).losses
+        losses = train_full_batch(base, adapter, size, steps=20).losses
         after = evaluate(base, examples, max_length=size.length).loss
         assert losses[0] == pytest.approx(before, rel=0.02)
         assert losses[-1] < losses[0] - 0.3
@@ -69,7 +71,7 @@ def test_every_architecture_learns_in_every_number_of_bits(
     size = Size(64, 64, 4, 4, 2, 64, batch=4, length=32)
     for inject in (inject_random_pq, inject_lora):
         with inject(base, ADAPTER) as adapter:
-            losses = trained(base, adapter, size, steps=10).losses
+            losses = train_full_batch(base, adapter, size, steps=10).losses
         assert losses[-1] < losses[0] - 0.1
     first, again = (sketch_of(base, full_batch(size), SignaturePlan(dim=64)).vector for _ in range(2))
     assert first @ again > 0.99 * (first @ first) > 0.0, "the same texts say the same"
@@ -112,7 +114,9 @@ def test_checkpointing_saves_memory_and_changes_no_loss(
     for checkpointing in (False, True):
         torch.cuda.reset_peak_memory_stats()
         with inject_random_pq(base, ADAPTER) as adapter:
-            outcome = trained(base, adapter, ONE_BILLION, steps=3, gradient_checkpointing=checkpointing)
+            outcome = train_full_batch(
+                base, adapter, ONE_BILLION, steps=3, gradient_checkpointing=checkpointing
+            )
         peaks.append(torch.cuda.max_memory_allocated())
         first.append(outcome.losses)
     assert first[1] == pytest.approx(first[0], rel=1e-2)
@@ -132,7 +136,7 @@ def test_a_step_needs_the_memory_that_was_foretold(
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
         with inject_random_pq(base, ADAPTER) as adapter:
-            trained(base, adapter, ONE_BILLION, steps=3, gradient_checkpointing=checkpointing)
+            train_full_batch(base, adapter, ONE_BILLION, steps=3, gradient_checkpointing=checkpointing)
         taken = (torch.cuda.max_memory_allocated() - before) / most(tokens)
         print(f"{quantization=} {checkpointing=}: {taken:.2f} of what was foretold")
         assert LEAST_OF_FORETOLD < taken < MOST_OF_FORETOLD
@@ -149,7 +153,7 @@ def test_memory_is_flat_over_fifty_rounds(
     for _ in range(50):
         with inject_random_pq(base, ADAPTER) as adapter:
             evaluate(base, examples, max_length=size.length)
-            trained(base, adapter, size, steps=2)
+            train_full_batch(base, adapter, size, steps=2)
             evaluate(base, examples, max_length=size.length)
         sketch_of(base, examples, SignaturePlan(dim=64))
         del adapter

@@ -20,7 +20,18 @@ from schemas.messages.federations import ALL_ROLES
 from schemas.messages.recipes import Recipe
 from tests.scene.coordinator import Served, Silo, slug
 from tests.scene.coordinator_process import ServedProcess
-from tests.scene.rounds import deliver, join, plan, running, try_join, update_body, url, values, wait_for
+from tests.scene.rounds import (
+    deliver,
+    join,
+    plan,
+    running,
+    try_join,
+    update_body,
+    upload_headers,
+    url,
+    values,
+    wait_for,
+)
 
 CAP = 64 * 2**20
 RECIPE = Recipe(reference="own_last", density=0.5, values="int4")
@@ -111,6 +122,11 @@ class Scene:
 def changed(before: dict[str, str], after: dict[str, str]) -> set[str]:
     """Name the tables whose contents differ."""
     return {name for name in after if after[name] != before.get(name)}
+
+
+def media_type_headers(body: bytes) -> dict[str, str]:
+    """Return the headers of an upload without its digest."""
+    return {"Content-Type": upload_headers(body)["Content-Type"]}
 
 
 def read_answer(answer: Answer | httpx.Response) -> Answer:

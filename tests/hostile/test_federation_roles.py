@@ -25,7 +25,7 @@ SIGN_OUT = "DELETE /v1/sign-in"
 
 
 @dataclass
-class Scene:
+class RolesByFederation:
     """Federations in which each group has its role, one in which none has, and a person of each group.
 
     Attributes:
@@ -84,7 +84,7 @@ def _published(served: Served, name: str) -> tuple[Silo, str]:
 
 
 @pytest.fixture(scope="module")
-def scene(fresh_database: Callable[[str], str]) -> Iterator[Scene]:
+def scene(fresh_database: Callable[[str], str]) -> Iterator[RolesByFederation]:
     url = fresh_database("sqlite")
     before = start(url, tick_seconds=0.05)
     inside, pack = _published(before, "inside")
@@ -100,7 +100,7 @@ def scene(fresh_database: Callable[[str], str]) -> Iterator[Scene]:
         for role in ROLES:
             provider.know(role, groups=[f"{role}s"])
         people = {role: served.http(provider.token(role)) for role in ROLES}
-        yield Scene(served, people, inside, ending, passing, outside, pack)
+        yield RolesByFederation(served, people, inside, ending, passing, outside, pack)
         served.stop()
 
 
@@ -114,7 +114,9 @@ def _is_open(operation: str) -> bool:
 
 @pytest.mark.parametrize("role", ROLES)
 @pytest.mark.parametrize("operation", list(filter(_is_of_a_federation, POLICIES)))
-def test_a_federation_role_grants_its_own_federation(scene: Scene, operation: str, role: str) -> None:
+def test_a_federation_role_grants_its_own_federation(
+    scene: RolesByFederation, operation: str, role: str
+) -> None:
     status, problem = scene.ask(role, operation, scene.inside)
     if role in POLICIES[operation].allowed:
         assert status < 500
@@ -125,7 +127,9 @@ def test_a_federation_role_grants_its_own_federation(scene: Scene, operation: st
 
 @pytest.mark.parametrize("role", ROLES)
 @pytest.mark.parametrize("operation", list(filter(_is_of_a_federation, POLICIES)))
-def test_a_federation_role_grants_no_other_federation(scene: Scene, operation: str, role: str) -> None:
+def test_a_federation_role_grants_no_other_federation(
+    scene: RolesByFederation, operation: str, role: str
+) -> None:
     assert scene.ask(role, operation, scene.outside) == (403, "forbidden")
 
 
@@ -133,7 +137,7 @@ def test_a_federation_role_grants_no_other_federation(scene: Scene, operation: s
 @pytest.mark.parametrize(
     "operation", [name for name in POLICIES if not _is_of_a_federation(name) and name != SIGN_OUT]
 )
-def test_federation_roles_grant_no_global_routes(scene: Scene, operation: str, role: str) -> None:
+def test_federation_roles_grant_no_global_routes(scene: RolesByFederation, operation: str, role: str) -> None:
     status, problem = scene.ask(role, operation, scene.outside)
     if _is_open(operation):
         assert (status < 500, problem in ("forbidden", "credential-invalid")) == (True, False)
@@ -142,12 +146,12 @@ def test_federation_roles_grant_no_global_routes(scene: Scene, operation: str, r
 
 
 @pytest.mark.parametrize("role", ROLES)
-def test_the_list_contains_only_the_callers_federations(scene: Scene, role: str) -> None:
+def test_the_list_contains_only_the_callers_federations(scene: RolesByFederation, role: str) -> None:
     shown = scene.people[role].get("/v1/federations").json()["items"]
     assert {item["id"] for item in shown} == {scene.inside.federation_id, scene.ending, scene.passing}
 
 
-def test_the_other_federation_is_unchanged(scene: Scene) -> None:
+def test_the_other_federation_is_unchanged(scene: RolesByFederation) -> None:
     path = f"/v1/federations/{scene.outside.federation_id}"
     shown = scene.served.admin.get(path).json()
     assert (shown["state"], shown["clients"]) == ("running", {"enrolled": 2, "revoked": 0})

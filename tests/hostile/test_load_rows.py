@@ -21,7 +21,16 @@ from coordinator.db import migrate
 from coordinator.db.engine import Database
 from coordinator.http.limits.poll_rate import BURST
 from tests.hostile.attack import at_a_bounded_cost
-from tests.hostile.scene import Answer, Scene, is_answered, listen, read_answer, set_up, wait_until_told
+from tests.hostile.scene import (
+    Answer,
+    Scene,
+    is_answered,
+    listen,
+    media_type_headers,
+    read_answer,
+    set_up,
+    wait_until_told,
+)
 from tests.scene.coordinator import Served, Silo
 from tests.scene.coordinator_process import start_process
 from tests.scene.postgres_server import PostgresServer
@@ -66,7 +75,7 @@ def test_polling_limits_apply_to_one_client(scene: Scene) -> None:
 def test_a_second_concurrent_upload_is_refused(scene: Scene) -> None:
     """Row 51."""
     silo, body = scene.silo, scene.good()
-    request = signed(scene.served, silo, "PUT", scene.update, body, **_typed(body))
+    request = signed(scene.served, silo, "PUT", scene.update, body, **media_type_headers(body))
     before = scene.stored()
     with scene.served.line() as line:
         line.sendall(request_bytes(request, body=body[:100]))
@@ -80,10 +89,6 @@ def test_a_second_concurrent_upload_is_refused(scene: Scene) -> None:
         assert listen(line).problem == "digest-mismatch"
     assert scene.stored() == before
     assert read_answer(put(silo, 1, scene.manifest(examples=0))).problem == "metadata"
-
-
-def _typed(body: bytes) -> dict[str, str]:
-    return {"Content-Type": upload_headers(body)["Content-Type"]}
 
 
 @contextmanager

@@ -19,9 +19,8 @@ import pytest
 
 from coordinator.http.limits.body_deadline import GRACE_SECONDS, HEAD_SECONDS, IDLE_SECONDS
 from tests.hostile.attack import Case, attack
-from tests.hostile.scene import Answer, Scene, is_answered, listen, set_up
+from tests.hostile.scene import Answer, Scene, is_answered, listen, media_type_headers, set_up
 from tests.scene.coordinator_process import start_process
-from tests.scene.rounds import upload_headers
 from tests.scene.signed_requests import request_bytes, signed
 
 GET = b"GET /v1/hello HTTP/1.1\r\nHost: localhost\r\n"
@@ -55,12 +54,8 @@ def _waits(sent: bytes) -> Callable[[Scene], tuple[Answer, float]]:
 
 def _pauses_in_its_update(scene: Scene) -> tuple[Answer, float]:
     body = scene.good()
-    request = signed(scene.served, scene.silo, "PUT", scene.update, body, **_typed(body))
+    request = signed(scene.served, scene.silo, "PUT", scene.update, body, **media_type_headers(body))
     return _waits(request_bytes(request, body=body[:100]))(scene)
-
-
-def _typed(body: bytes) -> dict[str, str]:
-    return {"Content-Type": upload_headers(body)["Content-Type"]}
 
 
 def _refused_and_goes_on(scene: Scene) -> tuple[Answer, float]:
@@ -88,7 +83,9 @@ def _trickles(scene: Scene, request: bytes) -> Answer:
 
 def _trickling_bodies(scene: Scene) -> Iterator[Answer]:
     """Send an update and a JSON body at that pace, at once."""
-    update = signed(scene.served, scene.silo, "PUT", scene.update, scene.good(), **_typed(scene.good()))
+    update = signed(
+        scene.served, scene.silo, "PUT", scene.update, scene.good(), **media_type_headers(scene.good())
+    )
     bodies = [request_bytes(update, body=b""), POST]
     with ThreadPoolExecutor(len(bodies)) as pool:
         began = time.monotonic()

@@ -14,7 +14,6 @@ import httpx
 import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from sqlalchemy import create_engine, inspect, text
 
 from client_agent.transport.request_signing import SignedRequests
 from schemas.identity.enrolment_token import read
@@ -23,6 +22,7 @@ from tests.hostile.stolen import RETRY_KEY, bearer_client, forms, seed_of
 from tests.scene.coordinator import ADMIN_TOKEN, SIGNING_KEY, Silo
 from tests.scene.coordinator_process import ServedProcess, start_process
 from tests.scene.rounds import deliver, join, plan, wait_for, weights
+from tests.scene.thief import row_values
 
 TELLING = np.float32(0.0123456789)
 _WORD = re.compile(r"[A-Za-z0-9_+/=:.-]{12,}")
@@ -81,19 +81,9 @@ def loot(
             **forms("the coordinator's key", decode(SIGNING_KEY)),
             **{k: v for silo in silos for k, v in forms(silo.client_id, seed_of(silo.key)).items()},
         }
-        yield Loot(served, silos, list(_stored(served.database_url)), _log(folder), secrets, signatures)
+        yield Loot(served, silos, list(row_values(served.database_url)), _log(folder), secrets, signatures)
     finally:
         served.stop()
-
-
-def _stored(url: str) -> Iterator[Any]:
-    """Every value of every row of every table."""
-    engine = create_engine(url)
-    with engine.connect() as connection:
-        for table in inspect(engine).get_table_names():
-            for row in connection.execute(text(f'SELECT * FROM "{table}"')):
-                yield from row
-    engine.dispose()
 
 
 def _log(folder: Path) -> str:

@@ -21,15 +21,14 @@ from schemas.secure_sum.terms import terms_hash
 from tests.hostile.attack import Case, attack
 from tests.hostile.scene import Scene
 from tests.scene.coordinator import Served
-from tests.scene.sum_members import CONFIRM, KEYS, MASKED, SHARES, UNMASK, SumClient, summing
-from tests.scene.sum_members import Scene as SumScene
+from tests.scene.sum_members import CONFIRM, KEYS, MASKED, SHARES, UNMASK, SumClient, SummedRound, summing
 
 _A_DAY = 86400
 _LOW_ORDER = bytes(32)
 
 
 @cache
-def _summed(served_url: str, step: int) -> SumScene:
+def _summed(served_url: str, step: int) -> SummedRound:
     """Make a federation whose sum waits for the first member in a step; the last was too slow in step 2."""
     scene = summing(_SERVED[served_url], 5, phase_seconds=_A_DAY)
     scene.begin()
@@ -52,7 +51,7 @@ def _summed(served_url: str, step: int) -> SumScene:
 _SERVED: dict[str, Served] = {}
 
 
-def _let_the_phase_end(scene: SumScene) -> None:
+def _let_the_phase_end(scene: SummedRound) -> None:
     """Move the beginning of the phase into the past: its deadline is over."""
     ((session_id,),) = scene.rows("SELECT id FROM sum_sessions WHERE {ours}")
     with scene.served.database.write() as session:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.hostile.attack import Case, attack
-from tests.hostile.scene import CAP, Answer, Scene, talk
+from tests.hostile.scene import CAP, Answer, Scene, media_type_headers, talk
 from tests.scene.rounds import upload_headers
 from tests.scene.signed_requests import request_bytes, signed
 from tests.scene.waiting import wait_until
@@ -33,20 +33,16 @@ def _sends(changes: dict[str, str | None]) -> Callable[[Scene], Any]:
 def _without_digest(scene: Scene) -> Any:
     """Sign a request with a digest, and leave it out."""
     body = scene.good()
-    request = signed(scene.served, scene.silo, "PUT", scene.update, body, **_typed(body))
+    request = signed(scene.served, scene.silo, "PUT", scene.update, body, **media_type_headers(body))
     del request.headers["Content-Digest"]
     return scene.served.http().send(request)
-
-
-def _typed(body: bytes) -> dict[str, str]:
-    return {"Content-Type": upload_headers(body)["Content-Type"]}
 
 
 def _announced(size: int) -> Callable[[Scene], Answer]:
     """Announce a body and send nothing of it."""
 
     def send(scene: Scene) -> Answer:
-        request = signed(scene.served, scene.silo, "PUT", scene.update, b"x", **_typed(b"x"))
+        request = signed(scene.served, scene.silo, "PUT", scene.update, b"x", **media_type_headers(b"x"))
         request.headers["Content-Length"] = str(size)
         return talk(scene, request_bytes(request, body=b""))
 
@@ -62,7 +58,7 @@ def _announced_json(scene: Scene) -> Answer:
 
 def _chunked(size: int) -> Callable[[Scene], Answer]:
     def send(scene: Scene) -> Answer:
-        request = signed(scene.served, scene.silo, "PUT", scene.update, b"x", **_typed(b"x"))
+        request = signed(scene.served, scene.silo, "PUT", scene.update, b"x", **media_type_headers(b"x"))
         del request.headers["Content-Length"]
         request.headers["Transfer-Encoding"] = "chunked"
         piece = b"%x\r\n" % _MIB + bytes(_MIB) + b"\r\n"
@@ -74,7 +70,7 @@ def _chunked(size: int) -> Callable[[Scene], Answer]:
 
 def _hangs_up(scene: Scene) -> Answer:
     body = scene.good()
-    request = signed(scene.served, scene.silo, "PUT", scene.update, body, **_typed(body))
+    request = signed(scene.served, scene.silo, "PUT", scene.update, body, **media_type_headers(body))
     said = len(_incomplete_body_lines(scene))
     with scene.served.line() as line:
         line.sendall(request_bytes(request, body=body[:50]))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,6 +15,7 @@ from client_agent.rounds.strategy import load_strategy
 from coordinator.strategies import opening
 from schemas.strategies.declaration import StrategyOptions
 from schemas.strategies.registry import OWN_STRATEGIES, strategy_names, strategy_packages
+from tests.scenarios.packages import install_example
 from tests.scene.agent_processes import EXAMPLES, prepare_agent
 from tests.scene.coordinator import Served, slug
 from tests.scene.rounds import join, try_join
@@ -31,11 +31,7 @@ PLAN = {
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder into which pip has installed the example package."""
-    folder = tmp_path_factory.mktemp("site")
-    options = ["--quiet", "--no-index", "--no-deps", "--no-build-isolation", "--target", str(folder)]
-    package = str(EXAMPLES / "strategy_package")
-    subprocess.run([sys.executable, "-m", "pip", "install", *options, package], check=True)
-    return folder
+    return install_example(tmp_path_factory.mktemp("site"), "strategy_package")
 
 
 @pytest.fixture

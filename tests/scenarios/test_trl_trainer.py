@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -15,7 +13,8 @@ import pytest
 
 from client_agent.rounds.training_result import TrainingResult
 from client_agent.storage.round_folder import TRAINED, TRAINER, UPDATE
-from tests.scene.agent_processes import EXAMPLES, AgentProcess, prepare_agent
+from tests.scenarios.packages import install_example
+from tests.scene.agent_processes import AgentProcess, prepare_agent
 from tests.scene.coordinator import Served
 
 pytestmark = [
@@ -34,11 +33,7 @@ PLAN: dict[str, Any] = {
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder into which pip has installed the example package."""
-    folder = tmp_path_factory.mktemp("site")
-    options = ["--quiet", "--no-index", "--no-deps", "--no-build-isolation", "--target", str(folder)]
-    package = str(EXAMPLES / "trl_trainer")
-    subprocess.run([sys.executable, "-m", "pip", "install", *options, package], check=True)
-    return folder
+    return install_example(tmp_path_factory.mktemp("site"), "trl_trainer")
 
 
 def with_trainer(agent: AgentProcess, name: str, options: str) -> AgentProcess:

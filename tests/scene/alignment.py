@@ -87,8 +87,9 @@ def pack_body(
 def deliver_pack(
     caller: httpx.Client, federation_id: str, base_model: str, content: bytes, **headers: str
 ) -> httpx.Response:
-    path = f"/v1/federations/{federation_id}/alignments/{base_model}"
-    return caller.put(path, content=content, headers=upload_headers(content) | headers)
+    return caller.put(
+        pack_path(federation_id, base_model), content=content, headers=upload_headers(content) | headers
+    )
 
 
 def put_pack(
@@ -141,8 +142,12 @@ def with_packs(served: Served) -> tuple[str, str]:
     return federation_id, str(stored.json()["digest"])
 
 
+def pack_path(federation_id: str, base_model: str) -> str:
+    return f"/v1/federations/{federation_id}/alignments/{base_model}"
+
+
 def acceptance_path(federation_id: str, base_model: str = OTHER) -> str:
-    return f"/v1/federations/{federation_id}/alignments/{base_model}/acceptance"
+    return f"{pack_path(federation_id, base_model)}/acceptance"
 
 
 def assert_weights_are_shared(

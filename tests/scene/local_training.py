@@ -57,6 +57,15 @@ def train_examples(
     )
 
 
+def train_with_penalty(
+    base: BaseModel, adapter: Adapter, examples: Sequence[Example], plan: TrainingPlan
+) -> TrainingOutcome:
+    """Train for the steps of the first round with the adapter's own penalty."""
+    return train_examples(
+        base, adapter, examples, plan, penalty=adapter.penalty(examples, plan.max_length, 1)
+    )
+
+
 def train_one_round(
     silo: Silo, adapter: Adapter, adapter_plan: AdapterPlan, plan: TrainingPlan, **changes: Any
 ) -> TrainingResult:

@@ -38,6 +38,11 @@ def plan(**changes: Mapping[str, Any]) -> dict[str, Any]:
     return PLAN | {part: PLAN.get(part, {}) | dict(members) for part, members in changes.items()}
 
 
+def fedmosaic_plan(options: dict[str, Any] | None = None, **rounds: Any) -> dict[str, Any]:
+    """Return PLAN under FedMosaic with options, and with other rounds."""
+    return plan(strategy={"name": "fedmosaic", "options": options or {}}, rounds=rounds)
+
+
 def values(fill: float, rank: int = 2) -> dict[str, NDArray[np.float32]]:
     """Make an adapter of one block and role q, all values alike."""
     return {"b0.q.P": np.full((rank, rank), fill, np.float32), "b0.q.Q": np.full(rank, fill, np.float32)}

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from client_agent.storage.final_scores import FinalScores
+from client_agent.training.data import SiloData
 from schemas.messages.scores import Change, Score, Scores
 from studies.results import CellResult, ClientResult, ClientRound
 from studies.study import Study, read_study
@@ -134,6 +135,11 @@ def result(
         cpu_seconds=1.0,
         search_cpu_seconds=0.5,
     )
+
+
+def keys_of(data: dict[str, SiloData], side: str) -> list[str]:
+    """Return the keys of all silos' examples of a side: train, validation or test."""
+    return [example.key for of_silo in data.values() for example in getattr(of_silo, side)]
 
 
 def scored(loss: float) -> dict[str, Score]:

@@ -193,7 +193,7 @@ class SumClient:
 
 
 @dataclass
-class Scene:
+class SummedRound:
     """A federation whose clients are ready for the sum of round 1, in the order of their positions."""
 
     served: Served
@@ -248,14 +248,14 @@ class Scene:
         return total
 
 
-def summing(served: Served, clients: int = 5, **secure_sum: Any) -> Scene:
+def summing(served: Served, clients: int = 5, **secure_sum: Any) -> SummedRound:
     """Make clients join round 1 and become ready."""
     rounds = {"total": 3, "min_clients": clients, "quorum": clients}
     wanted = plan(privacy={"secure_sum": {"minimum": 3, **secure_sum}}, rounds=rounds)
     federation_id, silos = running(served, clients, **wanted)
     for silo in silos:
         make_ready(silo)
-    return Scene(served, federation_id, [SumClient(silo, 1) for silo in silos])
+    return SummedRound(served, federation_id, [SumClient(silo, 1) for silo in silos])
 
 
 def make_ready(silo: Silo, number: int = 1, *, values: str = VALUES) -> None:

@@ -54,7 +54,7 @@ Copy = Callable[[KeysStep, Colluder], tuple[bytes, bytes]]
 
 
 @dataclass(frozen=True)
-class Scene:
+class Collusion:
     """Members 0 to `members` - 1; `copies`: the victim of each colluder; `lost`: left out of the sum."""
 
     members: int
@@ -74,7 +74,7 @@ class Scene:
 class LyingServer:
     """One session of a scene: run it, then ask which sums of honest members can be opened."""
 
-    def __init__(self, scene: Scene, copy: Copy) -> None:
+    def __init__(self, scene: Collusion, copy: Copy) -> None:
         self.scene = scene
         self.terms: SumTerms = terms_of(scene.members, minimum=scene.minimum)
         self.inputs = inputs_of(scene.members, seed=3)

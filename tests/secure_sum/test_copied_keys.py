@@ -19,15 +19,15 @@ from schemas.secure_sum.errors import MessageRefused, SecureSumError, SessionAbo
 from schemas.secure_sum.statements import sign_keys
 from schemas.secure_sum.terms import terms_hash
 from tests.scene.secure_sums import Session, identity, inputs_of, session_until, terms_of
-from tests.secure_sum.lying_server import Colluder, Copy, LyingServer, Scene
+from tests.secure_sum.lying_server import Colluder, Collusion, Copy, LyingServer
 from tests.secure_sum.x25519_points import PRIME, spellings
 
 SCENES = {
-    "one of seven": (Scene(7, 5, {5: 0, 6: 1}, [3, 4]), (2,)),
-    "one of four": (Scene(4, 3, {3: 0}, [2]), (1,)),
-    "a pair": (Scene(4, 4, {3: 0}), (1, 2)),
-    "three of four by default": (Scene(5, 5, {4: 0}), (1, 2, 3)),
-    "one of ten": (Scene(10, 5, {7: 0, 8: 1, 9: 2}, [4, 5, 6]), (3,)),
+    "one of seven": (Collusion(7, 5, {5: 0, 6: 1}, [3, 4]), (2,)),
+    "one of four": (Collusion(4, 3, {3: 0}, [2]), (1,)),
+    "a pair": (Collusion(4, 4, {3: 0}), (1, 2)),
+    "three of four by default": (Collusion(5, 5, {4: 0}), (1, 2, 3)),
+    "one of ten": (Collusion(10, 5, {7: 0, 8: 1, 9: 2}, [4, 5, 6]), (3,)),
 }
 """Scenes with the honest members whose sum could be opened while masks did not depend on who had agreed."""
 
@@ -119,7 +119,7 @@ def test_a_key_of_two_identities_is_refused() -> None:
 def test_a_key_of_an_earlier_session_opens_nothing() -> None:
     earlier = Session(terms_of(7, session=2), inputs_of(7)).run_steps(1)
     copied = decode(earlier.keys[0].s)
-    played = Scene(7, 5, {6: 0}, [4, 5])
+    played = Collusion(7, 5, {6: 0}, [4, 5])
     server = LyingServer(played, lambda _, own: (own.channel.public, copied))
     server.run()
     assert list(server.opened()) == []

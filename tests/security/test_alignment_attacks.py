@@ -16,6 +16,7 @@ from tests.scene.alignment import (
     aligned,
     deliver_pack,
     pack_body,
+    pack_path,
     pack_tensors,
     put_pack,
     refusal,
@@ -28,10 +29,6 @@ from tests.scene.rounds import join, put, try_join, update_body, url, values, wa
 JUNK = "junk-000000000000"
 ANOTHER_SET = "sha256:" + "b" * 64
 REPLACED = {"selected": ["b0.q", "b0.v"]}
-
-
-def path(federation_id: str, base_model: str) -> str:
-    return f"/v1/federations/{federation_id}/alignments/{base_model}"
 
 
 def stored(served: Served, federation_id: str) -> dict[str, str]:
@@ -112,8 +109,8 @@ def test_operators_replace_and_delete_packs_in_any_state(coordinator: Served, st
     replaced = put_pack(operator, federation_id, PIVOT, **REPLACED)
     assert replaced.status_code == 201, replaced.text
     assert stored(coordinator, federation_id) == {PIVOT: replaced.json()["digest"]}
-    assert operator.delete(path(federation_id, PIVOT)).status_code == 204
-    assert refusal(operator.delete(path(federation_id, PIVOT))) == (404, "not-found")
+    assert operator.delete(pack_path(federation_id, PIVOT)).status_code == 204
+    assert refusal(operator.delete(pack_path(federation_id, PIVOT))) == (404, "not-found")
     assert stored(coordinator, federation_id) == {}
     voided = coordinator.admin.get(f"/v1/federations/{federation_id}/alignments").json()["voided"]
     assert {pack["digest"] for pack in voided} == {
@@ -270,6 +267,6 @@ def test_one_failed_transfer_test_blocks_no_base_model(coordinator: Served) -> N
 def test_final_weights_outlive_a_pack_deleted_later(coordinator: Served) -> None:
     federation_id, (pivotal, _), _ = published(coordinator)
     coordinator.admin.post(f"/v1/federations/{federation_id}/finish")
-    assert coordinator.admin.delete(path(federation_id, PIVOT)).status_code == 204
+    assert coordinator.admin.delete(pack_path(federation_id, PIVOT)).status_code == 204
     answer = pivotal.http.get(url(pivotal, 2, "/weights"))
     assert answer.status_code == 200, answer.text

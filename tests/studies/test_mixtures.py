@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from client_agent.errors import StudyUnusable
-from client_agent.training.data import SiloData
 from studies.mixtures import dirichlet, sizes_of
 from studies.partition import draw_examples
 from studies.partition_record import describe_partition
 from studies.study import Study, read_study
 from tests.scene.agent_processes import MODELS
+from tests.scene.studies import keys_of
 
 TASKS = ("colour", "shape", "size")
 
@@ -46,10 +46,6 @@ DIRICHLET = 'kind = "dirichlet"\nalpha = 0.3'
 PARTITIONS = (DIRICHLET, 'kind = "by_task"', 'kind = "by_size"\npower = 1.0')
 
 
-def keys(data: dict[str, SiloData], side: str) -> list[str]:
-    return [e.key for silo_data in data.values() for e in getattr(silo_data, side)]
-
-
 def label(completion: str) -> str:
     return "size" if completion.strip().isdigit() else completion.strip()
 
@@ -58,7 +54,7 @@ def label(completion: str) -> str:
 @pytest.mark.parametrize("seed", [0, 1])
 def test_a_partition_assigns_an_example_at_most_once(tmp_path: Path, partition: str, seed: int) -> None:
     data = draw_examples(write(tmp_path, partition), seed)
-    train, validation, test = (keys(data, side) for side in ("train", "validation", "test"))
+    train, validation, test = (keys_of(data, side) for side in ("train", "validation", "test"))
     assert len(train) == 4 * 8
     assert len(validation) == 4 * 3
     assert {len(silo_data.test) for silo_data in data.values()} == {12}
@@ -70,7 +66,7 @@ def test_a_partition_assigns_an_example_at_most_once(tmp_path: Path, partition: 
 def test_a_partition_is_determined_by_its_seed(tmp_path: Path, partition: str) -> None:
     read = write(tmp_path, partition)
     assert draw_examples(read, 0) == draw_examples(read, 0)
-    assert set(keys(draw_examples(read, 0), "train")) != set(keys(draw_examples(read, 1), "train"))
+    assert set(keys_of(draw_examples(read, 0), "train")) != set(keys_of(draw_examples(read, 1), "train"))
 
 
 @pytest.mark.parametrize("partition", PARTITIONS[:2])

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from client_agent.errors import StudyUnusable
-from client_agent.training.data import SiloData, load_data
+from client_agent.training.data import load_data
 from studies.partition import draw_examples
 from studies.pools import open_pool, place_of
 from tests.scene.agent_processes import EXAMPLES
 from tests.scene.real_rows import read_studies
-from tests.scene.studies import silo_table, study
+from tests.scene.studies import keys_of, silo_table, study
 
 SILOS = (
     silo_table("aster", examples=4),
@@ -153,16 +153,12 @@ def test_too_small_pools_are_named_with_their_silos(tmp_path: Path) -> None:
         draw_examples(read, 0)
 
 
-def keys(data: dict[str, SiloData], side: str) -> list[str]:
-    return [e.key for silo_data in data.values() for e in getattr(silo_data, side)]
-
-
 def test_validation_examples_are_disjoint_from_all_others(tmp_path: Path) -> None:
     read = study(tmp_path, silo_of("aster", "copy/train.jsonl", "copy/train.jsonl"), *SILOS[1:])
     data = draw_examples(read.model_copy(update={"tests": 3, "validation": 3}), 0)
-    chosen = keys(data, "validation")
+    chosen = keys_of(data, "validation")
     assert len(chosen) == len(set(chosen)) == 9
-    assert not set(chosen) & set(keys(data, "train") + keys(data, "test"))
+    assert not set(chosen) & set(keys_of(data, "train") + keys_of(data, "test"))
 
 
 def test_validation_sources_are_excluded_from_training(tmp_path: Path) -> None:
@@ -174,7 +170,7 @@ def test_validation_sources_are_excluded_from_training(tmp_path: Path) -> None:
     data = draw_examples(study(tmp_path, *silos).model_copy(update={"validation": 5}), 0)
     assert len(data["aster"].validation) == len(data["birch"].validation) == 5
     assert all(e.prompt.startswith("FLIP") for e in data["aster"].validation)
-    assert not {e.key for e in data["aster"].validation} & set(keys(data, "train"))
+    assert not {e.key for e in data["aster"].validation} & set(keys_of(data, "train"))
     assert {e.key for e in data["birch"].train} < {e.key for e in load_data(flip).train} | {
         e.key for e in load_data(flip).test
     } | {e.key for e in load_data(flip).validation}
@@ -195,7 +191,7 @@ def test_an_example_in_two_files_is_dealt_once(tmp_path: Path) -> None:
 
 def test_validation_can_be_empty(tmp_path: Path) -> None:
     data = draw_examples(study(tmp_path, *SILOS).model_copy(update={"validation": 0}), 0)
-    assert keys(data, "validation") == []
+    assert keys_of(data, "validation") == []
 
 
 def test_a_source_with_two_options_is_refused(tmp_path: Path) -> None:

@@ -11,23 +11,17 @@ from rich.console import Console
 
 from client_agent.rounds.examine import DATA_REMARK, few_validation
 from studies import progress
-from studies.compare import Comparison
 from studies.progress import ProgressDisplay
 from studies.results import store_result
-from studies.study import read_study
 from studies.worker import _Activity
 from studies.worker_protocol import Progress
-from tests.scene.studies import result, write_study
-
-
-def planned(folder: Path, validation: int) -> Comparison:
-    read = read_study(write_study(folder)).model_copy(update={"validation": validation})
-    return Comparison.planned(read, folder / "out", ["local", "fedavg"], None)
+from tests.scene.studies import result
+from tests.studies.comparisons import planned_comparison
 
 
 def test_a_warning_of_the_data_is_printed_once(tmp_path: Path) -> None:
     printed = StringIO()
-    with ProgressDisplay(Console(file=printed, width=200), planned(tmp_path, validation=2), 2):
+    with ProgressDisplay(Console(file=printed, width=200), planned_comparison(tmp_path, validation=2), 2):
         pass
     assert printed.getvalue().count("2 validation examples are too few") == 1
     assert few_validation(16) is None
@@ -44,7 +38,7 @@ def test_a_warning_of_the_data_is_printed_once(tmp_path: Path) -> None:
 
 
 def test_time_left_follows_from_the_rounds_so_far(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    comparison = planned(tmp_path, validation=0)
+    comparison = planned_comparison(tmp_path, validation=0)
     first, second = comparison.cells[:2]
     finished = result(first.method, first.seed, {"aster": (1, 0.5, 0.4), "birch": (1, 0.3, 0.2)})
     store_result(

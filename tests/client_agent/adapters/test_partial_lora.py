@@ -30,7 +30,7 @@ def injected(base: BaseModel, name: str) -> Adapter:
     return PartialLora(inject_lora(base, PLAN, seed=3), strategy.options.travels, strategy.trains)
 
 
-def trained(base: BaseModel, adapter: Adapter, examples: list[Example]) -> None:
+def train_adapter(base: BaseModel, adapter: Adapter, examples: list[Example]) -> None:
     train_examples(base, adapter, examples, TRAINING)
 
 
@@ -44,7 +44,7 @@ def test_one_factor_travels_and_other_is_private(
         everything = whole.layout
     with injected(base, name) as adapter:
         adapter.load(zero_tensors(adapter.layout))
-        trained(base, adapter, examples)
+        train_adapter(base, adapter, examples)
         assert adapter.layout == {n: s for n, s in everything.items() if factor_of(n) == SENT[name]}
         assert list(adapter.state()) == list(adapter.layout)
         private = adapter.private_state()
@@ -63,7 +63,7 @@ def test_ffa_lora_never_moves_a(tiny: Callable[..., BaseModel], examples: list[E
         start = whole.state()
     with injected(base, "ffa_lora") as adapter:
         adapter.load(zero_tensors(adapter.layout))
-        trained(base, adapter, examples)
+        train_adapter(base, adapter, examples)
         assert {factor_of(name) for name in adapter.named_parameters()} == {"B"}
         for name, values in adapter.private_state().items():
             np.testing.assert_array_equal(values, start[name.removeprefix("private.")])
@@ -74,7 +74,7 @@ def test_fedsa_lora_keeps_b_when_a_is_served(tiny: Callable[..., BaseModel], exa
     with injected(base, "fedsa_lora") as adapter:
         adapter.load(zero_tensors(adapter.layout))
         assert not any(values.any() for values in adapter.private_state().values())  # a joiner's B
-        trained(base, adapter, examples)
+        train_adapter(base, adapter, examples)
         private = adapter.private_state()
         served = {name: values + 1 for name, values in adapter.state().items()}
     assert all(values.any() for values in private.values())

@@ -37,7 +37,7 @@ EXPERTS = (0, 1, 2, 5)
 IDS = torch.tensor([[1, 5, 9, 14, 7, 22, 30, 6]])
 
 
-def trained(base: BaseModel, routing: FedVemoeOptions, *, size: float = 0.2) -> RoutedExperts:
+def trained_bank(base: BaseModel, routing: FedVemoeOptions, *, size: float = 0.2) -> RoutedExperts:
     """Wrap a model in a bank whose experts and router are not those of a birth."""
     plan = AdapterPlan(kind="lora", rank=3, scale=0.5, roles=("q", "v", "down"), layers=2)
     adapter = inject_experts(base, plan, {}, EXPERTS, routing, seed=0)
@@ -81,7 +81,7 @@ def test_public_peft_computes_the_routed_logits(
 ) -> None:
     base = tiny(architecture)
     bare = logits_of(base.model, IDS)
-    with trained(base, SOFT) as adapter:
+    with trained_bank(base, SOFT) as adapter:
         ours = logits_of(base.model, IDS)
         files = XLoraFiles.of(adapter)
         weights = adapter.bank.specialist_weights
@@ -98,7 +98,7 @@ def test_public_peft_computes_the_routed_logits(
 def test_exported_class_is_an_ordinary_lora(tiny: Callable[..., BaseModel], tmp_path: Path) -> None:
     base = tiny()
     expected = {}
-    with trained(base, SOFT) as adapter:
+    with trained_bank(base, SOFT) as adapter:
         XLoraFiles.of(adapter).write(tmp_path, base, "model")
         for name, specialists in (("x0", ()), ("x5", (5,)), ("x1", (1,))):
             adapter.choose(specialists)
@@ -110,8 +110,8 @@ def test_exported_class_is_an_ordinary_lora(tiny: Callable[..., BaseModel], tmp_
     assert config["adapters"] == {"0": "x5", "1": "x1"}
 
 
-ROUTED = Source(lambda base: trained(base, SOFT, size=0.05))
-HARD = Source(lambda base: trained(base, FedVemoeOptions(), size=0.05))
+ROUTED = Source(lambda base: trained_bank(base, SOFT, size=0.05))
+HARD = Source(lambda base: trained_bank(base, FedVemoeOptions(), size=0.05))
 
 
 def test_routed_export_is_reloaded_and_scored(silo: Silo, tmp_path: Path) -> None:
@@ -199,7 +199,7 @@ def test_routed_folder_without_its_classes_is_unreadable(
     tiny: Callable[..., BaseModel], tmp_path: Path
 ) -> None:
     base = tiny()
-    with trained(base, SOFT) as adapter:
+    with trained_bank(base, SOFT) as adapter:
         files = XLoraFiles.of(adapter)
         write_checkpoint(tmp_path / "alone", adapter.as_lora(), base, "model")
     files.write(tmp_path, base, "model")

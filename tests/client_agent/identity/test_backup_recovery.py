@@ -45,7 +45,7 @@ pytestmark = pytest.mark.slow
 Serve, Enrolled = Callable[..., Served], Callable[..., Participant]
 
 
-class Scene:
+class BackedUpFederation:
     """One silo in a federation of four rounds, whose coordinator can be backed up and restored."""
 
     def __init__(
@@ -99,12 +99,14 @@ served = coordinator_fixture("sqlite", tick_seconds=0.05, retry_seconds=0.05)
 
 
 @pytest.fixture
-def scene(served: Served, participant: Enrolled, serve: Serve, tmp_path: Path) -> Iterator[Scene]:
+def scene(
+    served: Served, participant: Enrolled, serve: Serve, tmp_path: Path
+) -> Iterator[BackedUpFederation]:
     with ExitStack() as opened:
-        yield Scene(served, participant, serve, tmp_path, opened)
+        yield BackedUpFederation(served, participant, serve, tmp_path, opened)
 
 
-def test_accepted_restored_coordinator_continues_from_silos_adapter(scene: Scene) -> None:
+def test_accepted_restored_coordinator_continues_from_silos_adapter(scene: BackedUpFederation) -> None:
     scene.start()
     scene.run_round()
     scene.back_up()
@@ -132,7 +134,7 @@ def test_accepted_restored_coordinator_continues_from_silos_adapter(scene: Scene
         scene.compare_state()
 
 
-def test_backup_from_before_first_round_is_accepted(scene: Scene) -> None:
+def test_backup_from_before_first_round_is_accepted(scene: BackedUpFederation) -> None:
     scene.start()
     scene.back_up()
     scene.run_round()
@@ -149,7 +151,7 @@ def test_backup_from_before_first_round_is_accepted(scene: Scene) -> None:
     assert [r["state"] for r in scene.served.rounds(scene.federation_id)] == ["published"] * 4
 
 
-def test_alignment_pack_missing_in_backup_is_redelivered(scene: Scene, silo: Silo) -> None:
+def test_alignment_pack_missing_in_backup_is_redelivered(scene: BackedUpFederation, silo: Silo) -> None:
     alignment = {"pivot": silo.base.slug, "frames": "random"}
     wanted = alone_plan(rounds={"total": 2, "min_clients": 1}, alignment=alignment)
     scene.federation_id = scene.served.federation(**wanted)
@@ -175,12 +177,12 @@ def test_sketch_released_at_join_survives_a_restore(tmp_path: Path) -> None:
     assert rounds.newest_with(TRAINED, before=2) is None  # it is a newcomer as before
 
 
-def packs(scene: Scene) -> list[str]:
+def packs(scene: BackedUpFederation) -> list[str]:
     listed = scene.served.admin.get(f"/v1/federations/{scene.federation_id}/alignments").json()["items"]
     return [pack["digest"] for pack in listed]
 
 
-def set_aside_other_clients_files(scene: Scene) -> None:
+def set_aside_other_clients_files(scene: BackedUpFederation) -> None:
     participant = scene.participant
     set_aside(
         participant.workspace.home,
@@ -190,7 +192,7 @@ def set_aside_other_clients_files(scene: Scene) -> None:
     )
 
 
-def test_coordinator_that_continued_without_client_is_accepted(scene: Scene) -> None:
+def test_coordinator_that_continued_without_client_is_accepted(scene: BackedUpFederation) -> None:
     """The restored coordinator has issued a manifest of the refused round."""
     scene.start()
     scene.run_round()
@@ -205,7 +207,7 @@ def test_coordinator_that_continued_without_client_is_accepted(scene: Scene) -> 
     assert [scene.run_round(), scene.run_round()] == [2, 3]
 
 
-def test_update_missing_in_backup_is_resent_unchanged(scene: Scene) -> None:
+def test_update_missing_in_backup_is_resent_unchanged(scene: BackedUpFederation) -> None:
     class BackedUp(httpx.HTTPTransport):
         """A backup is made between the joining of a round and the update."""
 
@@ -230,7 +232,7 @@ def test_update_missing_in_backup_is_resent_unchanged(scene: Scene) -> None:
 
 
 def test_interrupted_acceptance_refuses_rounds_and_is_repeatable(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch
+    scene: BackedUpFederation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scene.start()
     scene.run_round()
@@ -258,7 +260,7 @@ def _stop(*_: object, **__: object) -> None:
     raise Stopped
 
 
-def test_acceptance_requires_the_pinned_coordinator_key(scene: Scene) -> None:
+def test_acceptance_requires_the_pinned_coordinator_key(scene: BackedUpFederation) -> None:
     scene.start()
     scene.run_round()
     offered = scene.participant.session.manifests
@@ -268,7 +270,7 @@ def test_acceptance_requires_the_pinned_coordinator_key(scene: Scene) -> None:
         compare_state(stranger_manifests, {}, scene.participant.session.api)
 
 
-def test_backup_from_before_enrolment_requires_enrolling_again(scene: Scene) -> None:
+def test_backup_from_before_enrolment_requires_enrolling_again(scene: BackedUpFederation) -> None:
     scene.back_up()
     scene.start()
     with pytest.raises(NothingWasRestored, match="joined no round"):
@@ -279,7 +281,7 @@ def test_backup_from_before_enrolment_requires_enrolling_again(scene: Scene) -> 
         scene.compare_state()
 
 
-def test_members_with_changed_keys_are_listed(scene: Scene) -> None:
+def test_members_with_changed_keys_are_listed(scene: BackedUpFederation) -> None:
     scene.start()
     scene.back_up()
     scene.served.enrol(scene.federation_id, "birch")

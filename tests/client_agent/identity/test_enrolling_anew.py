@@ -22,7 +22,7 @@ from tests.scene.rounds import PLAN
 AGENT = Profile.model_validate(PROFILE)
 
 
-class Scene:
+class SharedFolder:
     """A federation, and a folder in which one client after the other enrols."""
 
     def __init__(self, served: Served, folder: Path) -> None:
@@ -53,11 +53,11 @@ class Scene:
 
 
 @pytest.fixture
-def scene(served: Served, tmp_path: Path) -> Scene:
-    return Scene(served, tmp_path)
+def scene(served: Served, tmp_path: Path) -> SharedFolder:
+    return SharedFolder(served, tmp_path)
 
 
-def test_key_of_another_client_is_named_by_file(scene: Scene) -> None:
+def test_key_of_another_client_is_named_by_file(scene: SharedFolder) -> None:
     scene.shut_out(scene.enrol("first"))
     token = scene.served.enrolment_token(scene.federation_id, "second")
     with pytest.raises(KeyRefused, match=str(scene.folder / "client.key")) as refusal:
@@ -67,7 +67,9 @@ def test_key_of_another_client_is_named_by_file(scene: Scene) -> None:
     assert scene.enrol("second", token).name == "second", "the token was not spent"
 
 
-def test_files_of_an_earlier_client_are_moved_aside(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
+def test_files_of_an_earlier_client_are_moved_aside(
+    scene: SharedFolder, caplog: pytest.LogCaptureFixture
+) -> None:
     for number, name in enumerate(("first", "second")):
         member = scene.enrol(name)
         scene.take_part(member)
@@ -89,7 +91,7 @@ def test_files_of_an_earlier_client_are_moved_aside(scene: Scene, caplog: pytest
         (scene.folder / "client.key").unlink()
 
 
-def test_client_without_membership_file_recovers_by_token(scene: Scene) -> None:
+def test_client_without_membership_file_recovers_by_token(scene: SharedFolder) -> None:
     token = scene.served.enrolment_token(scene.federation_id, "first")
     member = scene.enrol("first", token)
     scene.take_part(member)
@@ -100,7 +102,9 @@ def test_client_without_membership_file_recovers_by_token(scene: Scene) -> None:
 
 
 @pytest.mark.parametrize("content", ["not JSON", "[]", '{"federation": "FED", "client": "CLIENT"}', None])
-def test_files_without_this_clients_manifest_are_moved_aside(scene: Scene, content: str | None) -> None:
+def test_files_without_this_clients_manifest_are_moved_aside(
+    scene: SharedFolder, content: str | None
+) -> None:
     """A new coordinator, or a damaged disk; None: rounds without a manifest."""
     member = scene.enrol("first")
     scene.take_part(member)

@@ -33,7 +33,7 @@ from tests.scene.silo_config import config
 Connect = Callable[[Ed25519PrivateKey], AbstractContextManager[CoordinatorApi]]
 
 
-class Scene:
+class RotatingAgent:
     """One enrolled agent; `connect` signs with a key."""
 
     def __init__(self, served: Served, folder: Path, opened: ExitStack, profile: Profile) -> None:
@@ -56,19 +56,19 @@ class Scene:
 
 
 @pytest.fixture
-def scene(served: Served, tmp_path: Path, silo: Silo) -> Iterator[Scene]:
+def scene(served: Served, tmp_path: Path, silo: Silo) -> Iterator[RotatingAgent]:
     with ExitStack() as opened:
-        yield Scene(served, tmp_path / "state", opened, silo.profile)
+        yield RotatingAgent(served, tmp_path / "state", opened, silo.profile)
 
 
-def _stop_before_sending(scene: Scene, _: pytest.MonkeyPatch) -> Connect:
+def _stop_before_sending(scene: RotatingAgent, _: pytest.MonkeyPatch) -> Connect:
     def connect(key: Ed25519PrivateKey) -> Any:
         raise Stopped
 
     return connect
 
 
-def _stop_after_sending(scene: Scene, _: pytest.MonkeyPatch) -> Connect:
+def _stop_after_sending(scene: RotatingAgent, _: pytest.MonkeyPatch) -> Connect:
     class Lost(httpx.HTTPTransport):
         def handle_request(self, request: httpx.Request) -> httpx.Response:
             super().handle_request(request).close()
@@ -81,12 +81,12 @@ def _stop(*_: object) -> None:
     raise Stopped
 
 
-def _stop_before_renaming(scene: Scene, patch: pytest.MonkeyPatch) -> Connect:
+def _stop_before_renaming(scene: RotatingAgent, patch: pytest.MonkeyPatch) -> Connect:
     patch.setattr(key_rotation, "_take_up_next", _stop)
     return scene.connect
 
 
-def _stop_before_sync(scene: Scene, patch: pytest.MonkeyPatch) -> Connect:
+def _stop_before_sync(scene: RotatingAgent, patch: pytest.MonkeyPatch) -> Connect:
     def stop(folder: Path) -> None:
         if not (folder / "next.key").exists():
             raise Stopped
@@ -95,7 +95,7 @@ def _stop_before_sync(scene: Scene, patch: pytest.MonkeyPatch) -> Connect:
     return scene.connect
 
 
-def test_new_key_is_synced_before_it_is_sent(scene: Scene) -> None:
+def test_new_key_is_synced_before_it_is_sent(scene: RotatingAgent) -> None:
     """A crash before the folder is synced must not lose a key that the coordinator knows."""
     synced: list[str] = []
     sent: list[list[str]] = []
@@ -122,7 +122,9 @@ STOPS = {
 
 
 @pytest.fixture(params=STOPS)
-def stopped(request: pytest.FixtureRequest, scene: Scene) -> tuple[Scene, Ed25519PrivateKey, bool]:
+def stopped(
+    request: pytest.FixtureRequest, scene: RotatingAgent
+) -> tuple[RotatingAgent, Ed25519PrivateKey, bool]:
     """Stop replacing the key after a step; return the new key and whether the coordinator accepts it."""
     stop, is_known = STOPS[request.param]
     with pytest.MonkeyPatch.context() as patch, pytest.raises(Stopped):
@@ -133,7 +135,7 @@ def stopped(request: pytest.FixtureRequest, scene: Scene) -> tuple[Scene, Ed2551
 
 @pytest.mark.parametrize("overlap_is_over", [False, True])
 def test_agent_runs_with_the_key_that_is_known(
-    stopped: tuple[Scene, Ed25519PrivateKey, bool], overlap_is_over: bool
+    stopped: tuple[RotatingAgent, Ed25519PrivateKey, bool], overlap_is_over: bool
 ) -> None:
     scene, new, is_known = stopped
     if overlap_is_over and is_known:
@@ -147,7 +149,7 @@ def test_agent_runs_with_the_key_that_is_known(
 
 @pytest.mark.parametrize("at_once", [False, True])
 def test_repeated_rotation_completes_an_interrupted_one(
-    stopped: tuple[Scene, Ed25519PrivateKey, bool], at_once: bool
+    stopped: tuple[RotatingAgent, Ed25519PrivateKey, bool], at_once: bool
 ) -> None:
     scene, new, _ = stopped
     was_finished = not (scene.folder / "next.key").exists()
@@ -161,7 +163,7 @@ def test_repeated_rotation_completes_an_interrupted_one(
     assert (scene.folder / "client.key").stat().st_mode & 0o777 == 0o600
 
 
-def test_agent_start_switches_to_the_new_key(scene: Scene, tmp_path: Path) -> None:
+def test_agent_start_switches_to_the_new_key(scene: RotatingAgent, tmp_path: Path) -> None:
     with pytest.MonkeyPatch.context() as patch, pytest.raises(Stopped):
         replace_key(_stop_before_renaming(scene, patch), scene.folder)
     new = read_key(scene.folder, "next.key")
@@ -180,7 +182,7 @@ def test_agent_start_switches_to_the_new_key(scene: Scene, tmp_path: Path) -> No
     ],
 )
 def test_rotate_key_prints_the_old_keys_fate(
-    scene: Scene, tmp_path: Path, options: tuple[str, ...], sentence: str
+    scene: RotatingAgent, tmp_path: Path, options: tuple[str, ...], sentence: str
 ) -> None:
     done = tessera("rotate-key", "--config", config(tmp_path, url=scene.served.url), *options)
     assert done.exit_code == 0, done.output
@@ -206,7 +208,7 @@ class Delayed(httpx.HTTPTransport):
 
 
 def test_running_agent_switches_to_a_late_key(
-    scene: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    scene: RotatingAgent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(daemon, "_WAIT_SECONDS", 0)  # there is no round to wait for
     delayed = Delayed()
@@ -225,7 +227,7 @@ def test_running_agent_switches_to_a_late_key(
     assert not (scene.folder / "next.key").exists()
 
 
-def test_false_acceptance_of_next_key_loses_no_key(scene: Scene) -> None:
+def test_false_acceptance_of_next_key_loses_no_key(scene: RotatingAgent) -> None:
     with pytest.raises(Stopped):
         replace_key(lambda key: scene.connect(key, Delayed()), scene.folder)
 
@@ -246,7 +248,7 @@ def test_false_acceptance_of_next_key_loses_no_key(scene: Scene) -> None:
     assert scene.is_accepted(read_key(scene.folder))
 
 
-def test_running_agent_without_a_known_key_ends(scene: Scene, tmp_path: Path) -> None:
+def test_running_agent_without_a_known_key_ends(scene: RotatingAgent, tmp_path: Path) -> None:
     with pytest.raises(Stopped):
         replace_key(lambda key: scene.connect(key, Delayed()), scene.folder)
     settings = read_settings(config(tmp_path, url=scene.served.url))
@@ -258,7 +260,7 @@ def test_running_agent_without_a_known_key_ends(scene: Scene, tmp_path: Path) ->
     assert (scene.folder / "next.key").exists()
 
 
-def test_existing_next_key_is_never_overwritten(scene: Scene) -> None:
+def test_existing_next_key_is_never_overwritten(scene: RotatingAgent) -> None:
     file = scene.folder / "next.key"
     file.write_text("half a key")
     with pytest.raises(SettingsUnusable, match=r"next\.key is not a private key"):
@@ -266,7 +268,7 @@ def test_existing_next_key_is_never_overwritten(scene: Scene) -> None:
     assert file.read_text() == "half a key"
 
 
-def test_key_of_another_member_is_named_by_file(scene: Scene) -> None:
+def test_key_of_another_member_is_named_by_file(scene: RotatingAgent) -> None:
     birch = scene.served.enrol(scene.federation_id, "birch")
     file = scene.folder / "next.key"
     file.write_bytes(membership.encode_pem(birch.key))

@@ -29,7 +29,7 @@ Change = Callable[[list[dict[str, Any]]], object]
 AGENT = Profile.model_validate(PROFILE)
 
 
-class Scene:
+class TwoMembers:
     """A federation of two members; one of them verifies the roster."""
 
     def __init__(self, served: Served, folder: Path, policy: str, opened: ExitStack) -> None:
@@ -74,12 +74,12 @@ class Scene:
 
 
 @pytest.fixture
-def scene(served: Served, tmp_path: Path) -> Iterator[Scene]:
+def scene(served: Served, tmp_path: Path) -> Iterator[TwoMembers]:
     with ExitStack() as opened:
-        yield Scene(served, tmp_path, "pinned", opened)
+        yield TwoMembers(served, tmp_path, "pinned", opened)
 
 
-def test_pinned_policy_admits_pinned_members_only(scene: Scene) -> None:
+def test_pinned_policy_admits_pinned_members_only(scene: TwoMembers) -> None:
     for pins in ({}, {"other": scene.pins["other"]}, scene.pins | {"me": scene.pins["other"]}):
         with pytest.raises(RosterRefused, match="not pinned"):
             scene.follow("pinned", pins)
@@ -88,7 +88,7 @@ def test_pinned_policy_admits_pinned_members_only(scene: Scene) -> None:
         scene.follow("pinned", {"me": scene.pins["me"]})  # a pin that is taken out shuts its member out
 
 
-def test_tofu_policy_stores_members_on_first_use(scene: Scene) -> None:
+def test_tofu_policy_stores_members_on_first_use(scene: TwoMembers) -> None:
     scene.follow("tofu", {})
     state = json.loads((scene.folder / "roster.json").read_text())
     assert {member["name"] for member in state["members"].values()} == {"other", "me"}
@@ -105,12 +105,12 @@ def test_tofu_policy_stores_members_on_first_use(scene: Scene) -> None:
         (lambda links: links[1].update(event="invited"), "cannot be read"),
     ],
 )
-def test_changed_roster_is_refused(scene: Scene, change: Change, message: str) -> None:
+def test_changed_roster_is_refused(scene: TwoMembers, change: Change, message: str) -> None:
     with pytest.raises(RosterRefused, match=message):
         scene.follow("tofu", {}, change)
 
 
-def test_endorsed_key_replaces_a_pinned_one(scene: Scene) -> None:
+def test_endorsed_key_replaces_a_pinned_one(scene: TwoMembers) -> None:
     pins, before = scene.pins, (scene.folder / "client.key").read_bytes()
     replace_key(scene.connect, scene.folder)
     assert (scene.folder / "client.key").read_bytes() != before
@@ -124,7 +124,7 @@ def test_endorsed_key_replaces_a_pinned_one(scene: Scene) -> None:
     scene.follow("pinned", pins)
 
 
-def test_rotated_member_is_admitted_by_either_pin(scene: Scene, tmp_path: Path) -> None:
+def test_rotated_member_is_admitted_by_either_pin(scene: TwoMembers, tmp_path: Path) -> None:
     before, renewed = scene.pins, Ed25519PrivateKey.generate()
     for new in (Ed25519PrivateKey.generate(), renewed):
         request = rotation(scene.other, new)
@@ -146,7 +146,7 @@ def _without_endorsement(links: list[dict[str, Any]]) -> None:
     links[2].update(endorsement="A" * 86)
 
 
-def test_revoked_member_needs_no_pin_and_keeps_name(scene: Scene, tmp_path: Path) -> None:
+def test_revoked_member_needs_no_pin_and_keeps_name(scene: TwoMembers, tmp_path: Path) -> None:
     path = f"/v1/federations/{scene.federation_id}/clients/{scene.other.client_id}"
     assert scene.served.admin.delete(path).status_code == 204
     scene.follow("pinned", {"me": scene.pins["me"]}, folder=tmp_path / "new")
@@ -158,7 +158,7 @@ def test_revoked_member_needs_no_pin_and_keeps_name(scene: Scene, tmp_path: Path
             scene.follow("tofu", {}, change, tmp_path / "other")
 
 
-def test_damaged_roster_is_refused(scene: Scene) -> None:
+def test_damaged_roster_is_refused(scene: TwoMembers) -> None:
     scene.follow("tofu", {})
     file = scene.folder / "roster.json"
     content = file.read_text()
@@ -168,7 +168,7 @@ def test_damaged_roster_is_refused(scene: Scene) -> None:
             scene.follow("tofu", {})
 
 
-def test_pins_are_names_and_keys(tmp_path: Path, scene: Scene) -> None:
+def test_pins_are_names_and_keys(tmp_path: Path, scene: TwoMembers) -> None:
     file = tmp_path / "pins.json"
     file.write_text(json.dumps(scene.pins))
     assert read_pins(file) == scene.pins

@@ -6,17 +6,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-import pytest
 
-from client_agent.model.examples import Example
-from client_agent.model.loading import BaseModel
 from client_agent.rounds.adapter_in_place import put_in_place
 from client_agent.rounds.part import Setting
 from client_agent.rounds.strategy import load_strategy
 from client_agent.rounds.train import zeros_like
 from client_agent.rounds.training_result import Arrays, TrainingResult
 from client_agent.training.checkpoint import TrainingCheckpoint
-from client_agent.training.data import SiloData
 from client_agent.training.silo import Silo
 from schemas.messages.federations import AdapterPlan, ScoresPlan, TrainingPlan
 from tests.scene.local_training import train_one_round
@@ -26,12 +22,6 @@ LORA = AdapterPlan(kind="lora", rank=4, roles=["v", "down"])
 PLAN = TrainingPlan(steps=4, batch_size=4, max_length=64, learning_rate=0.01, weight_decay=0.0)
 
 SCORES = ScoresPlan(examples=8, new_tokens=0)
-
-
-@pytest.fixture
-def small_silo(tiny: Callable[..., BaseModel]) -> Silo:
-    rows = tuple(Example(f"rev {i}=", f"{i}"[::-1]) for i in range(100, 148))
-    return Silo(tiny(), SiloData(rows[:16], rows[16:32], rows[32:]), None)
 
 
 def rounds(

@@ -61,7 +61,7 @@ def wide(silo: Silo, examples: list[Example]) -> Silo:
     return replace(silo, data=replace(silo.data, train=(*examples, *more)))
 
 
-def trained(
+def train_bank_alone(
     silo: Silo, folder: Path, own: BankOfExperts, plan: FederationPlan = PLAN
 ) -> list[TrainingResult]:
     return list(train_alone(silo, plan, None, lambda: False, RateStore(folder), folder, (own,)))
@@ -81,7 +81,7 @@ def changed(before: dict[str, np.ndarray], after: dict[str, np.ndarray]) -> set[
 def test_silo_alone_trains_drawn_experts_and_reopens_them(wide: Silo, tmp_path: Path, top_m: int) -> None:
     """Defect 9: the reference evaluated with a random router, another temperature, and all experts."""
     own = bank(top_m=top_m, gamma=0.5)
-    rounds = trained(wide, tmp_path, own)
+    rounds = train_bank_alone(wide, tmp_path, own)
     choices = memory_in(tmp_path)
     for number, result in enumerate(rounds, start=1):
         choice = choices.rounds[number]
@@ -108,7 +108,7 @@ def test_bank_over_p_and_q_refuses_private_rank() -> None:
 def test_silo_trains_experts_over_p_and_q(wide: Silo, tmp_path: Path) -> None:
     plan = PLAN.model_copy(update={"adapter": AdapterPlan(rank=4, blocks=2, roles=("v", "down"))})
     own = bank(top_m=3)
-    rounds = trained(wide, tmp_path, own, plan)
+    rounds = train_bank_alone(wide, tmp_path, own, plan)
     with reopened(wide, plan, None, rounds[-1], "trained", parts_of_file(rounds[-1])):
         loss = evaluate(wide.base, wide.data.test, plan.scores, max_length=64).loss
     assert loss == pytest.approx(rounds[-1].scores.trained["loss"].value, abs=1e-6)
@@ -117,7 +117,7 @@ def test_silo_trains_experts_over_p_and_q(wide: Silo, tmp_path: Path) -> None:
 
 def test_silo_with_few_examples_trains_without_probe(silo: Silo, tmp_path: Path) -> None:
     own = bank()
-    trained(silo, tmp_path, own)
+    train_bank_alone(silo, tmp_path, own)
     choices = memory_in(tmp_path)
     assert not choices.losses
     assert all(choice.local is None for choice in choices.rounds.values())
@@ -143,7 +143,7 @@ def test_turns_read_different_batches_and_cover_all_texts(
 
     monkeypatch.setattr(loop, "iterate_batches", recorded)
     own = bank(explore_rounds=4)
-    trained(wide, tmp_path, own, plan)
+    train_bank_alone(wide, tmp_path, own, plan)
     assert [len(turn) for turn in turns] == [1] * 8 + [2] * 4  # two experts in turn, then one
     assert len({turn[0] for turn in turns[:8]}) == 8
     assert len({turn[0] for turn in turns[8:]}) == 4
@@ -167,5 +167,5 @@ def test_rate_is_searched_before_a_bank_chooses(
 
     monkeypatch.setattr(train, "search_rate", recorded)
     training = PLAN.training.model_copy(update={"learning_rate": "auto"})
-    trained(wide, tmp_path, bank(), PLAN.model_copy(update={"training": training}))
+    train_bank_alone(wide, tmp_path, bank(), PLAN.model_copy(update={"training": training}))
     assert chosen == [(1,)]

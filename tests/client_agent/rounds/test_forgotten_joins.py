@@ -13,7 +13,7 @@ from client_agent.daemon import run
 from client_agent.errors import ManifestRefused
 from client_agent.rounds.participant import Participant
 from client_agent.storage.round_folder import CLOSED
-from tests.client_agent.identity.test_backup_recovery import Scene
+from tests.client_agent.identity.test_backup_recovery import BackedUpFederation
 from tests.scene.agents import limited_sleep
 from tests.scene.coordinator import Served, coordinator_fixture
 
@@ -40,7 +40,7 @@ def test_forgotten_join_is_refused_until_restore_is_accepted(
 
     restored_already: list[bool] = []
     with ExitStack() as opened:
-        scene = Scene(served, participant, serve, tmp_path, opened)
+        scene = BackedUpFederation(served, participant, serve, tmp_path, opened)
         scene.start(RestoredMeanwhile())
         scene.run_round()
         scene.back_up()

@@ -10,9 +10,7 @@ from torch import nn
 from client_agent.adapters.proximal import proximal_term, pull_to
 from client_agent.rounds.training_result import Arrays
 from client_agent.training.silo import Silo
-from tests.client_agent.rounds.personal_rounds import assert_equal, distance, rounds, small_silo
-
-__all__ = ["small_silo"]
+from tests.client_agent.rounds.personal_rounds import assert_equal, distance, rounds
 
 
 def distance_moved(silo: Silo, pull: float) -> float:

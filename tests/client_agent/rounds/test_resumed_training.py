@@ -26,7 +26,7 @@ PLAN = TrainingPlan(steps=5, batch_size=4, max_length=64, learning_rate=0.01)
 LORA = AdapterPlan(kind="lora", rank=4)
 
 
-def trained(
+def train_until(
     silo: Silo,
     folder: Path,
     stop: Callable[[], bool],
@@ -60,14 +60,14 @@ def test_stopped_round_resumes_to_the_same_file(
 ) -> None:
     silo = Silo(tiny(), SiloData(train=tuple(examples[:20]), validation=(), test=tuple(examples[20:])), None)
     parts = (pruning,) if pruning is not None else ()
-    whole = trained(silo, tmp_path / "whole", lambda: False, parts, adapter_plan=plan)
+    whole = train_until(silo, tmp_path / "whole", lambda: False, parts, adapter_plan=plan)
     assert not (tmp_path / "whole" / PARTIAL).exists()  # no interval has passed
     calls = count()
     with pytest.raises(Stopped):
-        trained(silo, tmp_path, lambda: next(calls) >= 3, parts, adapter_plan=plan)
+        train_until(silo, tmp_path, lambda: next(calls) >= 3, parts, adapter_plan=plan)
     assert (tmp_path / PARTIAL).is_file()
     resumed_steps = count()
-    assert trained(silo, tmp_path, lambda: next(resumed_steps) < 0, parts, adapter_plan=plan) == whole
+    assert train_until(silo, tmp_path, lambda: next(resumed_steps) < 0, parts, adapter_plan=plan) == whole
     assert next(resumed_steps) == PLAN.steps - 3  # `stop` is called before each step
 
 
@@ -77,6 +77,6 @@ def test_checkpoint_under_other_served_weights_is_ignored(
     silo = Silo(tiny(), SiloData(train=tuple(examples[:20]), validation=(), test=tuple(examples[20:])), None)
     calls, steps = count(), count()
     with pytest.raises(Stopped):
-        trained(silo, tmp_path, lambda: next(calls) >= 3)
-    trained(silo, tmp_path, lambda: next(steps) < 0, served="others")
+        train_until(silo, tmp_path, lambda: next(calls) >= 3)
+    train_until(silo, tmp_path, lambda: next(steps) < 0, served="others")
     assert next(steps) == PLAN.steps

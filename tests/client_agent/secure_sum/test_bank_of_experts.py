@@ -43,11 +43,11 @@ def choice(agent: Agent, number: int) -> tuple[tuple[int, ...], dict[int, float]
 
 def bank_of(agent: Agent, number: int) -> dict[str, np.ndarray]:
     folder = agent.folder(number)
-    layout = {n: v.shape for n, v in expert_tensors(0, trained(agent, number)).items()}
+    layout = {n: v.shape for n, v in expert_tensors(0, trained_adapter(agent, number)).items()}
     return read_bank(agent.participant.session.home, folder, layout)
 
 
-def trained(agent: Agent, number: int) -> dict[str, np.ndarray]:
+def trained_adapter(agent: Agent, number: int) -> dict[str, np.ndarray]:
     return TrainingResult.from_bytes(agent.folder(number).read(TRAINED)).adapter
 
 
@@ -135,7 +135,10 @@ def test_client_without_stored_choices_counts_for_changed_experts(
 
 def _is_mean_of_members(agents: Agents, number: int) -> None:
     """Check what a round begins with against what members learnt in the one before."""
-    before = [(start_of(a, number - 1), trained(a, number - 1), choice(a, number - 1)) for a in agents.agents]
+    before = [
+        (start_of(a, number - 1), trained_adapter(a, number - 1), choice(a, number - 1))
+        for a in agents.agents
+    ]
     now = bank_of(agents.agents[0], number)
     revisions = {
         entry.expert: entry.revision for entry in read_index(agents.agents[0].folder(number)).experts

@@ -39,7 +39,7 @@ from tests.scene.replica_processes import free_port
 from tests.scene.rounds import wait_for
 from tests.scene.secure_sums import shares_in
 from tests.scene.tensors import zero_tensors
-from tests.scene.thief import Thief, row_values, thief_at_every_commit
+from tests.scene.thief import Thief, as_bytes, row_values, thief_at_every_commit
 
 AGENTS, LOST_BEFORE_MASKED, LOST_BEFORE_CONFIRM = 7, "silo-2", "silo-5"
 
@@ -101,7 +101,7 @@ def test_sum_survives_two_lost_agents_and_a_restart(
         summing.start()
         assert half_masked.wait(120)
         served.stop()
-        stolen_at_restart = list(row_values(url))
+        stolen_at_restart = list(map(as_bytes, row_values(url)))
         served = serve(url, **settings)
         summing.join(timeout=200)
         assert not summing.is_alive()
@@ -114,7 +114,9 @@ def test_sum_survives_two_lost_agents_and_a_restart(
         assert view["secure_sum"]["counted"] == len(counted) == 6
         assert [s["state"] for s in view["secure_sum"]["sessions"]] == ["done"]
         _check_exact(served, agents, counted)
-        _check_no_secret_is_open(thief, wire, agents, served, secrets, [*stolen_at_restart, *row_values(url)])
+        _check_no_secret_is_open(
+            thief, wire, agents, served, secrets, [*stolen_at_restart, *map(as_bytes, row_values(url))]
+        )
         _check_lost_agents_get_outcome(agents, wire)
 
 

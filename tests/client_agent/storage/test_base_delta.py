@@ -38,7 +38,7 @@ def factors(seed: int, rank: int = 2) -> Factors:
     return Factors(*(rng.standard_normal(shape).astype(np.float32) for shape in ((rank, 6), (5, rank))))
 
 
-def served(number: int, fold_from: int | None, seed: int = 0) -> ServedDelta:
+def served_delta(number: int, fold_from: int | None, seed: int = 0) -> ServedDelta:
     return ServedDelta(manifest(number, fold_from), {}, {"l0.q": factors(seed)} if fold_from else {})
 
 
@@ -48,41 +48,41 @@ def product(delta: BaseDelta) -> np.ndarray:
 
 
 def test_base_delta_increments_add_up_in_minimal_rank() -> None:
-    delta = apply_weights(BaseDelta(1, {}), served(2, 1, seed=1))
+    delta = apply_weights(BaseDelta(1, {}), served_delta(2, 1, seed=1))
     for number in range(2, 8):
-        delta = apply_weights(delta, served(number + 1, number, seed=number))
+        delta = apply_weights(delta, served_delta(number + 1, number, seed=number))
     expected = sum(factors(seed).B @ factors(seed).A for seed in range(1, 8))
     np.testing.assert_allclose(product(delta), expected, rtol=1e-4, atol=1e-5)
     assert (delta.round, delta.added["l0.q"].rank) == (8, 5)
 
 
 def test_whole_base_delta_replaces_the_stored_one() -> None:
-    delta = apply_weights(BaseDelta(3, {"l0.q": factors(1)}), served(7, 1, seed=2))
+    delta = apply_weights(BaseDelta(3, {"l0.q": factors(1)}), served_delta(7, 1, seed=2))
     assert delta.round == 7
     np.testing.assert_array_equal(delta.added["l0.q"].A, factors(2).A)
-    assert apply_weights(delta, served(8, None)) == BaseDelta(8, {})
+    assert apply_weights(delta, served_delta(8, None)) == BaseDelta(8, {})
 
 
 def test_repeated_weights_leave_base_delta_unchanged() -> None:
-    delta = apply_weights(BaseDelta(2, {"l0.q": factors(1)}), served(3, 2, seed=2))
-    assert apply_weights(delta, served(3, 2, seed=2)) is delta
+    delta = apply_weights(BaseDelta(2, {"l0.q": factors(1)}), served_delta(3, 2, seed=2))
+    assert apply_weights(delta, served_delta(3, 2, seed=2)) is delta
 
 
 def test_increment_to_another_round_is_refused() -> None:
     for stored in (BaseDelta(1, {}), BaseDelta(3, {"l0.q": factors(1)})):
         with pytest.raises(BaseDeltaMissing, match="served the whole"):
-            apply_weights(stored, served(5, 4))
+            apply_weights(stored, served_delta(5, 4))
 
 
 def test_round_stores_its_base_delta(tmp_path: Path) -> None:
     rounds = RoundFolders(tmp_path)
-    first = round_base_delta(rounds, rounds.open(2), served(2, 1, seed=1))
-    second = round_base_delta(rounds, rounds.open(3), served(3, 2, seed=2))
+    first = round_base_delta(rounds, rounds.open(2), served_delta(2, 1, seed=1))
+    second = round_base_delta(rounds, rounds.open(3), served_delta(3, 2, seed=2))
     assert newest_base_delta(rounds, before=9).round == second.round == 3
     np.testing.assert_allclose(
         product(second), product(first) + factors(2).B @ factors(2).A, rtol=1e-5, atol=1e-6
     )
-    again = round_base_delta(rounds, rounds.open(3), served(3, 2, seed=2))
+    again = round_base_delta(rounds, rounds.open(3), served_delta(3, 2, seed=2))
     np.testing.assert_array_equal(product(again), product(second))
     rounds.open(3).write(FOLD, b"half")
     with pytest.raises(AdapterUnreadable, match="damaged"):

@@ -39,7 +39,7 @@ def train_until_killed(folder: Path, number: int, place: str) -> None:
     torch.set_num_threads(1)
     if number:
         _never_finish(number, place)
-    trained(folder, announce=True)
+    train_to_end(folder, announce=True)
 
 
 def _never_finish(number: int, place: str) -> None:
@@ -79,7 +79,7 @@ def _never_finish(number: int, place: str) -> None:
     prefix_store.os = Os()
 
 
-def trained(
+def train_to_end(
     folder: Path, *, announce: bool = False, every_seconds: float = 0.0
 ) -> tuple[Sequence[float], bytes, int, list[int]]:
     """Train to the end; return losses, tensors, the texts that the lowest layer read, and the steps done."""
@@ -125,22 +125,22 @@ def unfinished(folder: Path) -> list[Path]:
 
 
 def test_killed_training_reads_the_stored_prefix(tmp_path: Path) -> None:
-    losses, tensors, texts, _ = trained(tmp_path / "whole")
+    losses, tensors, texts, _ = train_to_end(tmp_path / "whole")
     assert texts == EXAMPLES  # each was computed once, in the whole training
     files = killed(tmp_path / "killed", ["step"] * 8)
     assert len(files) == EXAMPLES
-    resumed = trained(tmp_path / "killed")
+    resumed = train_to_end(tmp_path / "killed")
     assert resumed == (losses, tensors, 0, resumed[3])
     assert resumed[3][0] > 1
 
 
 @pytest.mark.parametrize("place", ["half", "unnamed"])
 def test_unfinished_or_cut_prefix_file_is_computed_again(tmp_path: Path, place: str) -> None:
-    losses, tensors, _, _ = trained(tmp_path / "whole")
+    losses, tensors, _, _ = train_to_end(tmp_path / "whole")
     files = killed(tmp_path / "killed", ["step", "step", place], number=13, place=place)
     assert len(files) == 12
     assert len(unfinished(tmp_path / "killed")) == 1
     cut = files[5]  # as a power cut may leave a file that was written without fsync
     cut.write_bytes(cut.read_bytes()[: cut.stat().st_size // 2])
-    resumed = trained(tmp_path / "killed")
+    resumed = train_to_end(tmp_path / "killed")
     assert resumed[:3] == (losses, tensors, EXAMPLES - len(files) + 1)

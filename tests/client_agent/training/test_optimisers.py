@@ -29,7 +29,7 @@ def base(tiny: Callable[..., BaseModel]) -> BaseModel:
     return tiny(hidden_size=64, head_dim=16)
 
 
-def trained(
+def train_with_optimizer(
     base: BaseModel,
     adapter: Adapter,
     examples: list[Example],
@@ -57,7 +57,7 @@ def test_eight_bit_adamw_learns_nearly_as_well(base: BaseModel, examples: list[E
     losses = {}
     for name in ("adamw", "adamw8bit"):
         with inject_lora(base, ADAPTER) as adapter:
-            losses[name] = trained(base, adapter, examples, name, steps=12).losses
+            losses[name] = train_with_optimizer(base, adapter, examples, name, steps=12).losses
     assert losses["adamw8bit"][-1] < losses["adamw8bit"][0] - 0.3
     assert losses["adamw8bit"] == pytest.approx(losses["adamw"], rel=0.05)
     assert losses["adamw8bit"] != losses["adamw"]
@@ -69,7 +69,7 @@ def built(name: OptimizerName, adapter: Adapter) -> torch.optim.Optimizer:
 
 def test_eight_bit_moments_survive_storing(base: BaseModel, examples: list[Example]) -> None:
     with inject_lora(base, ADAPTER) as adapter:
-        state = trained(base, adapter, examples, "adamw8bit").optimiser_state
+        state = train_with_optimizer(base, adapter, examples, "adamw8bit").optimiser_state
         parameters = adapter.named_parameters()
         again = built("adamw8bit", adapter)
         restore_state(again, parameters, state)
@@ -87,8 +87,8 @@ def test_optimiser_setting_may_change_between_rounds(
     base: BaseModel, examples: list[Example], before: OptimizerName, after: OptimizerName
 ) -> None:
     with inject_lora(base, ADAPTER) as adapter:
-        state = trained(base, adapter, examples, before).optimiser_state
-        there = trained(base, adapter, examples, after, state).optimiser_state
+        state = train_with_optimizer(base, adapter, examples, before).optimiser_state
+        there = train_with_optimizer(base, adapter, examples, after, state).optimiser_state
     assert there.keys() == state.keys()
     steps = {float(values) for key, values in there.items() if key.endswith(".step")}
     assert steps == {8.0}
@@ -96,7 +96,7 @@ def test_optimiser_setting_may_change_between_rounds(
 
 def test_optimiser_state_of_another_adapter_is_refused(base: BaseModel, examples: list[Example]) -> None:
     with inject_lora(base, ADAPTER) as adapter:
-        state = trained(base, adapter, examples, "adamw8bit").optimiser_state
+        state = train_with_optimizer(base, adapter, examples, "adamw8bit").optimiser_state
     with inject_lora(base, ADAPTER.model_copy(update={"rank": 8})) as adapter:
         with pytest.raises(LayoutMismatch, match="has another shape"):
             restore_state(built("adamw8bit", adapter), adapter.named_parameters(), state)

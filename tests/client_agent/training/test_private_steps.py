@@ -189,7 +189,7 @@ def test_step_is_paid_before_its_examples_are_drawn(monkeypatch: pytest.MonkeyPa
     assert (payments.paid, begun) == ([3], [1, 2, 3])
 
 
-def trained(
+def train_privately(
     base: BaseModel,
     examples: Sequence[Example],
     steps: int,
@@ -219,7 +219,7 @@ def test_private_training_learns_under_little_noise(base: BaseModel, examples: l
     with inject_lora(base, ADAPTER) as adapter:
         steps = steps_of(base, adapter, examples[:4])
         private = replace(steps, mechanism=replace(steps.mechanism, noise_multiplier=0.02))
-        losses = trained(base, examples[:4], 25, adapter, private)
+        losses = train_privately(base, examples[:4], 25, adapter, private)
     assert losses[-1] < losses[0] - 0.3
 
 
@@ -227,7 +227,7 @@ def test_private_trainings_differ_between_runs(base: BaseModel, examples: list[E
     states = []
     for _ in range(2):
         with inject_lora(base, ADAPTER) as adapter:
-            trained(base, examples, 2, adapter, steps_of(base, adapter, examples))
+            train_privately(base, examples, 2, adapter, steps_of(base, adapter, examples))
             states.append(adapter.state())
     assert not all(np.array_equal(states[0][name], states[1][name]) for name in states[0])
 
@@ -239,12 +239,12 @@ def test_stopped_private_training_resumes_at_its_step(
         private, payments = steps_of(base, adapter, examples), Paid()
         private, start = replace(private, payments=payments), adapter.state()
         checkpoint = TrainingCheckpoint(tmp_path / "partial", 1e9)
-        stopped = trained(
+        stopped = train_privately(
             base, examples, 6, adapter, private, checkpoint=checkpoint, stop=lambda: payments.begun == 2
         )
         assert len(stopped) == 2
         adapter.load(start)  # as a new process does
-        losses = trained(base, examples, 6, adapter, private, checkpoint=checkpoint)
+        losses = train_privately(base, examples, 6, adapter, private, checkpoint=checkpoint)
     assert losses[:2] == pytest.approx(stopped, nan_ok=True)
     assert (len(losses), payments.paid, payments.begun) == (6, [6, 4], 6)
 
@@ -260,5 +260,5 @@ def test_infinite_loss_stops_only_training_without_noise(
         with pytest.raises(LossNotFinite):
             train_examples(base, adapter, examples, PLAN)
         private = steps_of(base, adapter, examples)
-        assert len(trained(base, examples, 2, adapter, private)) == 2
+        assert len(train_privately(base, examples, 2, adapter, private)) == 2
         assert all(np.isfinite(values).all() for values in adapter.state().values())

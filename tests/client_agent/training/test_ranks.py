@@ -20,7 +20,7 @@ from client_agent.settings import AgentSettings
 from client_agent.torchrun import settings_of_rank, torchrun_rank
 from client_agent.training.ranks import RanksUnusable, answers_of, require_divisible, shares
 from schemas.messages.federations import AdapterPlan, TrainingPlan
-from tests.client_agent.training.two_ranks import trained
+from tests.client_agent.training.two_ranks import train_on_ranks
 from tests.scene.agent_processes import MODELS, environment
 
 SCRIPT = Path(__file__).with_name("two_ranks.py")
@@ -52,7 +52,7 @@ def test_torchrun_of_two_processes_trains_the_same_weights(
     out = tmp_path / "weights.npz"
     done = by_torchrun(2, SCRIPT, MODELS["S"], json.dumps(plan), json.dumps(facts), out)
     assert done.returncode == 0, done.stderr
-    state, outcome = trained(
+    state, outcome = train_on_ranks(
         MODELS["S"], AdapterPlan.model_validate(plan), TrainingPlan.model_validate(facts), None
     )
     stored = np.load(out)

@@ -74,7 +74,7 @@ def opened(train: Callable[[TrainerTask], Any], name: str = "mine") -> OpenedTra
     return OpenedTrainer(name, TrainerOptions(), Plain(train))
 
 
-def trained(
+def train_with_trainer(
     silo: Silo,
     folder: Path | None = None,
     *,
@@ -108,13 +108,13 @@ def test_installed_trainer_trains_and_is_scored_by_tessera(
     install(tmp_path, monkeypatch, name="constant", module="constant_trainer", source=CONSTANT)
     trainer = open_trainer("constant", {"add": 0.25})
     steps: list[tuple[int, float]] = []
-    result = trained(silo_of(tiny(), examples, trainer), steps=steps)
+    result = train_with_trainer(silo_of(tiny(), examples, trainer), steps=steps)
     for name, values in result.adapter.items():
         assert np.allclose(values, result.start[name] + 0.25)
     assert steps == [(1, 1.0), (2, 0.5), (3, 1 / 3)]
     assert result.scores.served["loss"].value != result.scores.trained["loss"].value
     assert result.optimiser == {}
-    own = trained(silo_of(tiny(), examples, None), fill=0.01)
+    own = train_with_trainer(silo_of(tiny(), examples, None), fill=0.01)
     assert own.scores.served == result.scores.served
     assert own.optimiser
 
@@ -165,7 +165,7 @@ def test_failing_trainer_is_named_and_its_result_discarded(
 ) -> None:
     silo = silo_of(tiny(), examples, opened(train))
     with pytest.raises(TrainerFailed, match=rf"round 2: trainer 'mine' .*({trouble}).* the round\s+resumes"):
-        trained(silo)
+        train_with_trainer(silo)
     require_bare(silo.base)
     assert not silo.base.model.training
 
@@ -175,7 +175,7 @@ def test_loss_that_is_not_finite_ends_custom_training(
 ) -> None:
     silo = silo_of(tiny(), examples, opened(lambda task: task.report(1, float("nan"), 5)))
     with pytest.raises(LossNotFinite, match="step 1 is nan; lower"):
-        trained(silo)
+        train_with_trainer(silo)
 
 
 def test_stopped_or_failed_trainer_continues_from_its_files(
@@ -199,12 +199,12 @@ def test_stopped_or_failed_trainer_continues_from_its_files(
     silo = silo_of(tiny(), examples, opened(train))
     calls = count()
     with pytest.raises(Stopped):
-        trained(silo, tmp_path, stop=lambda: next(calls) >= 1)
+        train_with_trainer(silo, tmp_path, stop=lambda: next(calls) >= 1)
     with pytest.raises(TrainerFailed, match="out of memory"):
-        trained(silo, tmp_path)
-    trained(silo, tmp_path)
+        train_with_trainer(silo, tmp_path)
+    train_with_trainer(silo, tmp_path)
     assert begun == [0, 1, 2]
-    trained(silo, tmp_path, fill=0.02)
+    train_with_trainer(silo, tmp_path, fill=0.02)
     assert begun == [0, 1, 2, 0], "files of a training of other weights"
     assert (tmp_path / TRAINER).stat().st_mode & 0o077 == 0
 
@@ -235,8 +235,8 @@ def test_peft_training_equals_the_built_in_loop(
 ) -> None:
     plan = LORA.model_copy(update=changes)
     base = tiny()
-    own = trained(silo_of(base, examples, None), plan=plan)
-    peft_state = trained(silo_of(base, examples, opened(with_peft)), plan=plan)
+    own = train_with_trainer(silo_of(base, examples, None), plan=plan)
+    peft_state = train_with_trainer(silo_of(base, examples, opened(with_peft)), plan=plan)
     moved = max(np.abs(values - own.start[name]).max() for name, values in own.adapter.items())
     assert moved > 0.01
     for name, values in own.adapter.items():
@@ -249,7 +249,7 @@ def test_fused_layers_have_no_peft_folder(
 ) -> None:
     silo = silo_of(tiny("phi3"), examples, opened(lambda task: task.peft_folder()))
     with pytest.raises(TrainerFailed, match="is one layer of several roles"):
-        trained(silo)
+        train_with_trainer(silo)
 
 
 def test_trainers_rate_overrides_the_plans(
@@ -276,6 +276,6 @@ def test_trainer_of_the_documentation_trains(
     (tmp_path / "sgd_trainer.py").write_text(source)
     silo = silo_of(tiny(), examples, open_trainer("sgd", {"momentum": 0.8}))
     losses: list[tuple[int, float]] = []
-    result = trained(silo, steps=losses)
+    result = train_with_trainer(silo, steps=losses)
     assert [number for number, _ in losses] == [1, 2, 3]
     assert any((values != result.start[name]).any() for name, values in result.adapter.items())

@@ -44,7 +44,7 @@ def variational(base: BaseModel) -> Adapter:
     return VariationalAdapter(inject_lora(base, LORA), base, CaPflOptions())
 
 
-def trained(
+def train_with_checkpoint(
     base: BaseModel,
     make: Callable[[BaseModel], Adapter],
     examples: Sequence[Example],
@@ -87,12 +87,12 @@ def test_stopped_training_continues_with_the_same_bytes(
     make: Callable[[BaseModel], Adapter],
 ) -> None:
     base = tiny(attention_dropout=0.1)
-    whole, expected = trained(base, make, examples, None)
+    whole, expected = train_with_checkpoint(base, make, examples, None)
     file = tmp_path / "partial"
-    stopped, _ = trained(base, make, examples, file, stop_at=6)
+    stopped, _ = train_with_checkpoint(base, make, examples, file, stop_at=6)
     assert len(stopped.losses) == 6
     assert file.is_file()
-    resumed, tensors = trained(base, make, examples, file)
+    resumed, tensors = train_with_checkpoint(base, make, examples, file)
     assert resumed.losses == whole.losses
     assert resumed.tokens == whole.tokens
     assert tensors == expected
@@ -103,22 +103,27 @@ def test_checkpoint_of_another_training_is_ignored(
     tiny: Callable[..., BaseModel], examples: list[Example], tmp_path: Path
 ) -> None:
     base, file = tiny(), tmp_path / "partial"
-    trained(base, lora, examples, file, stop_at=6)
+    train_with_checkpoint(base, lora, examples, file, stop_at=6)
     for change in ({"learning_rate": 0.02}, {"weight_decay": 0.1}):
         plan = PLAN.model_copy(update=change)
-        fresh = trained(base, lora, examples, None, plan=plan)
-        assert trained(base, lora, examples, file, plan=plan)[1] == fresh[1]
+        fresh = train_with_checkpoint(base, lora, examples, None, plan=plan)
+        assert train_with_checkpoint(base, lora, examples, file, plan=plan)[1] == fresh[1]
     fewer = examples[:-1]
-    assert trained(base, lora, fewer, file)[1] == trained(base, lora, fewer, None)[1]
+    assert (
+        train_with_checkpoint(base, lora, fewer, file)[1] == train_with_checkpoint(base, lora, fewer, None)[1]
+    )
 
 
 def test_damaged_checkpoint_is_ignored_with_a_warning(
     tiny: Callable[..., BaseModel], examples: list[Example], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     base, file = tiny(), tmp_path / "partial"
-    trained(base, lora, examples, file, stop_at=6)
+    train_with_checkpoint(base, lora, examples, file, stop_at=6)
     file.write_bytes(file.read_bytes()[:-100])
-    assert trained(base, lora, examples, file)[1] == trained(base, lora, examples, None)[1]
+    assert (
+        train_with_checkpoint(base, lora, examples, file)[1]
+        == train_with_checkpoint(base, lora, examples, None)[1]
+    )
     assert "is damaged" in caplog.text
 
 

@@ -19,7 +19,7 @@ from client_agent.model.examples import Example
 from client_agent.model.loading import BaseModel
 from client_agent.training.trainer_task import TrainerFailed
 from client_agent.training.trainers import OpenedTrainer
-from tests.client_agent.training.test_trainers import silo_of, trained
+from tests.client_agent.training.test_trainers import silo_of, train_with_trainer
 from tests.scene.agent_processes import EXAMPLES
 
 pytestmark = [
@@ -46,12 +46,12 @@ def test_stopped_sft_resumes_to_the_same_weights(
     base = tiny()
     silo = silo_of(base, examples, trl(monkeypatch, "sft"))
     settings = vars(base.model.config).copy(), base.tokenizer.pad_token
-    whole = trained(silo, tmp_path / "whole")
+    whole = train_with_trainer(silo, tmp_path / "whole")
     asked, steps = count(), []
     with pytest.raises(Stopped):
-        trained(silo, tmp_path, stop=lambda: next(asked) >= 1, steps=steps)
+        train_with_trainer(silo, tmp_path, stop=lambda: next(asked) >= 1, steps=steps)
     assert [number for number, _ in steps] == [1, 2]
-    resumed = trained(silo, tmp_path, steps=steps)
+    resumed = train_with_trainer(silo, tmp_path, steps=steps)
     assert [number for number, _ in steps] == [1, 2, 3]
     for name, values in whole.adapter.items():
         assert np.allclose(values, resumed.adapter[name], atol=1e-6)
@@ -66,8 +66,8 @@ def test_dpo_prefers_the_answer_and_needs_options(
 ) -> None:
     base, dpo = tiny(), trl(monkeypatch, "dpo", learning_rate=0.01)
     with pytest.raises(TrainerFailed, match=r"trainer 'trl_dpo' failed .*DPO needs examples with options"):
-        trained(silo_of(base, examples, dpo))
+        train_with_trainer(silo_of(base, examples, dpo))
     pairs = [replace(e, options=(e.completion, "abc")) for e in examples]
-    result = trained(silo_of(base, pairs, dpo))
+    result = train_with_trainer(silo_of(base, pairs, dpo))
     assert max(np.abs(values - result.start[name]).max() for name, values in result.adapter.items()) > 0.005
     require_bare(base)

@@ -22,7 +22,7 @@ from tests.scene.tensors import filled_tensors
 CPU = torch.device("cpu")
 
 
-def trained(
+def train_on_ranks(
     model: Path, plan: AdapterPlan, training: TrainingPlan, leader: Leader | None
 ) -> tuple[dict[str, np.ndarray], TrainingOutcome]:
     """Train from random values for the steps of a round."""
@@ -59,7 +59,7 @@ def main() -> None:
         return
     with Leader(connection) as leader:
         plans = AdapterPlan.model_validate(plan), TrainingPlan.model_validate(training)
-        state, outcome = trained(model, *plans, leader)
+        state, outcome = train_on_ranks(model, *plans, leader)
     np.savez(out, losses=np.array(outcome.losses), tokens=outcome.tokens, **state)
 
 

@@ -123,7 +123,7 @@ def _deliver(session: Session, row: RoundRow, client_id: str, sent: Sent) -> Non
     )
 
 
-def served(database: Database, client_id: str, layout: Layout, number: int = 2) -> NDArray[np.float32]:
+def served_values(database: Database, client_id: str, layout: Layout, number: int = 2) -> NDArray[np.float32]:
     """Read the values that a client is served."""
     with database.read() as session:
         row = session.scalars(

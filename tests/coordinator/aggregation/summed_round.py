@@ -172,7 +172,7 @@ def model(database: Database, federation_id: str, number: int = 1) -> JointModel
         return session.get_one(JointModelRow, (federation_id, number))
 
 
-def served(
+def served_state(
     database: Database, federation_id: str, place: int, layout: Layout, number: int = 2
 ) -> dict[str, NDArray[np.float32]]:
     """Return what a client is served; its body is complete and of the digest that is named."""

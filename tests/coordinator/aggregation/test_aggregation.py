@@ -23,7 +23,7 @@ from tests.coordinator.aggregation.closed_round import (
     plan,
     publish,
     round_row,
-    served,
+    served_values,
     simple,
 )
 from tests.scene.database import row_count
@@ -83,7 +83,7 @@ def test_clients_are_served_the_mean_of_shared_modules(database: Database) -> No
     publish(database)
     stored = [split_tensors(one.values.astype(np.float64), one.layout) for one in everyone]
     for i, one in enumerate(everyone):
-        got = split_tensors(served(database, closed.clients[i], one.layout), one.layout)
+        got = split_tensors(served_values(database, closed.clients[i], one.layout), one.layout)
         for name, values in got.items():
             module = name.rpartition(".")[0]
             peers = [
@@ -134,7 +134,7 @@ def test_bodies_of_many_blocks_match_their_digests(
             end = row.begin + row.bytes - len(head)
             tail = payloads.read_alone(database, row.payload_id, row.begin, end)
             assert row.digest == digest_of(head + tail)
-        seen.append(np.stack([served(database, client, layout) for client in closed.clients]))
+        seen.append(np.stack([served_values(database, client, layout) for client in closed.clients]))
         database.close()
     np.testing.assert_allclose(seen[0], seen[2], atol=1e-6)
     np.testing.assert_allclose(seen[1], seen[2], atol=1e-6)
@@ -151,7 +151,7 @@ def test_a_revoked_clients_update_counts_without_serving_it(database: Database) 
             .values(state="revoked", revoked_at=database_time(session))
         )
     publish(database)
-    np.testing.assert_allclose(served(database, closed.clients[0], {"x": (930,)}), 1.0)
+    np.testing.assert_allclose(served_values(database, closed.clients[0], {"x": (930,)}), 1.0)
     assert row_count(database, WeightsRow) == 2
 
 
@@ -161,4 +161,4 @@ def test_clients_with_equal_updates_share_stored_bytes(database: Database) -> No
     closed = close_round(database, plan(), [Sent(layout, same), Sent(layout, same)])
     assert row_count(database, PayloadRow) == 1
     publish(database)
-    np.testing.assert_allclose(served(database, closed.clients[1], layout), same)
+    np.testing.assert_allclose(served_values(database, closed.clients[1], layout), same)

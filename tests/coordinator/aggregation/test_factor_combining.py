@@ -14,7 +14,7 @@ from coordinator.strategies.capabilities import Source
 from coordinator.strategies.opening import make
 from schemas.maths.adapter import Layout, lora_layout
 from schemas.maths.factors import Factors
-from tests.coordinator.aggregation.closed_round import Closed, Sent, close_round, plan, publish, served
+from tests.coordinator.aggregation.closed_round import Closed, Sent, close_round, plan, publish, served_values
 from tests.scene.database import row_count
 from tests.scene.tensors import split_tensors
 
@@ -43,7 +43,7 @@ def expected(strategy: str, sent: list[Sent], shares: list[float]) -> dict[str, 
 
 
 def served_tensors(database: Database, closed: Closed, place: int) -> dict[str, np.ndarray]:
-    return split_tensors(served(database, closed.clients[place], LAYOUT), LAYOUT)
+    return split_tensors(served_values(database, closed.clients[place], LAYOUT), LAYOUT)
 
 
 def test_a_strategy_combines_inside_each_base_model(database: Database) -> None:
@@ -71,7 +71,7 @@ def test_clients_of_one_base_model_share_the_bytes(database: Database) -> None:
     publish(database)
     assert row_count(database, WeightsRow) == 3
     assert row_count(database, PayloadRow) == before + 3 + 1
-    np.testing.assert_array_equal(*(served(database, closed.clients[i], LAYOUT) for i in (0, 2)))
+    np.testing.assert_array_equal(*(served_values(database, closed.clients[i], LAYOUT) for i in (0, 2)))
 
 
 def test_staged_weights_are_discarded_after_an_error(database: Database) -> None:

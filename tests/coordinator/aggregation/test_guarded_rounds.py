@@ -10,7 +10,18 @@ from numpy.typing import NDArray
 
 from schemas.maths.start import first_a
 from tests.scene.coordinator import Served, Silo
-from tests.scene.rounds import deliver, join, layout_for, put, running, update_body, url, wait_for, weights
+from tests.scene.rounds import (
+    deliver,
+    fedmosaic_plan,
+    join,
+    layout_for,
+    put,
+    running,
+    update_body,
+    url,
+    wait_for,
+    weights,
+)
 from tests.scene.tensors import filled_tensors
 
 EAST, NORTH = (np.array(way, np.float32) for way in ([1.0, 0, 0, 0], [0, 1.0, 0, 0]))
@@ -19,12 +30,7 @@ LORA = {"q": [3, 4]}
 
 
 def fedmosaic(**options: Any) -> dict[str, Any]:
-    return {
-        "strategy": {"name": "fedmosaic", "options": options},
-        "adapter": {"rank": 2, "blocks": 1, "roles": ["q"]},
-        "rounds": {"total": 3, "min_clients": 3, "collect_seconds": 600},
-        "signature": {"dim": 4},
-    }
+    return fedmosaic_plan(options, min_clients=3)
 
 
 def adapter(*direction: float, times: float = 1.0) -> dict[str, NDArray[np.float32]]:
@@ -34,7 +40,7 @@ def adapter(*direction: float, times: float = 1.0) -> dict[str, NDArray[np.float
     return {"b0.q.P": flat[:4].reshape(2, 2), "b0.q.Q": flat[4:]}
 
 
-def served(silo: Silo, number: int) -> NDArray[np.float32]:
+def served_vector(silo: Silo, number: int) -> NDArray[np.float32]:
     join(silo, number)
     got = weights(silo, number)
     return np.concatenate([got["b0.q.P"].ravel(), got["b0.q.Q"]])
@@ -55,8 +61,8 @@ def test_the_guard_stops_a_boosted_flip(coordinator: Served) -> None:
     honest = [adapter(1.0, 0.2), adapter(1.0, -0.2)]
     sent = [*honest, adapter(-1.0, times=50)]
     federation_id, silos = publish_first_round(coordinator, sent, evidence="sketches")
-    np.testing.assert_allclose(served(silos[0], 2)[:2], [1.0, 0.0], atol=1e-6)
-    np.testing.assert_allclose(served(silos[1], 2)[:2], [1.0, 0.0], atol=1e-6)
+    np.testing.assert_allclose(served_vector(silos[0], 2)[:2], [1.0, 0.0], atol=1e-6)
+    np.testing.assert_allclose(served_vector(silos[1], 2)[:2], [1.0, 0.0], atol=1e-6)
     shown = coordinator.admin.get(f"/v1/federations/{federation_id}/rounds/1/relevance").json()
     assert shown["relevance"][0] == pytest.approx([1 / 3, 1 / 3, 1 / 3])
     assert shown["served"][0] == pytest.approx([0.5, 0.5, 0.0])
@@ -74,7 +80,7 @@ def test_a_boosted_flip_succeeds_without_the_guard(coordinator: Served) -> None:
     honest = [adapter(1.0, 0.2), adapter(1.0, -0.2)]
     sent = [*honest, adapter(-1.0, times=50)]
     federation_id, silos = publish_first_round(coordinator, sent, guard="off", evidence="sketches")
-    assert served(silos[0], 2)[0] == pytest.approx(-16.0)
+    assert served_vector(silos[0], 2)[0] == pytest.approx(-16.0)
     shown = coordinator.admin.get(f"/v1/federations/{federation_id}/rounds/1/relevance").json()
     assert (shown["served"], shown["agreement"], shown["held"]) == (None, None, None)
 
@@ -85,14 +91,14 @@ def test_changes_leave_a_boosted_flip_without_relevance(coordinator: Served) -> 
     shown = coordinator.admin.get(f"/v1/federations/{federation_id}/rounds/1/relevance").json()
     assert shown["changes"][0] == pytest.approx([1.0, 0.923, -0.981], abs=1e-3)
     assert shown["relevance"][0] == pytest.approx([0.5, 0.5, 0.0], abs=1e-3)
-    np.testing.assert_allclose(served(silos[0], 2)[:2], [1.0, 0.0], atol=1e-3)
+    np.testing.assert_allclose(served_vector(silos[0], 2)[:2], [1.0, 0.0], atol=1e-3)
     own = silos[1].http.get(f"/v1/federations/{federation_id}/rounds/1/relevance").json()
     assert own["changes"] is None
 
 
 def test_earlier_changes_fade_beside_the_present_rounds(coordinator: Served) -> None:
     federation_id, silos = publish_first_round(coordinator, [adapter(1.0), adapter(1.0)], guard="off")
-    began = {silo.client_id: served(silo, 2) for silo in silos}
+    began = {silo.client_id: served_vector(silo, 2) for silo in silos}
     for silo, learnt in zip(silos, ([0.0, 3.0], [0.0, -3.0]), strict=True):
         np.testing.assert_allclose(began[silo.client_id][:2], [1.0, 0.0], atol=1e-6)
         deliver(silo, 2, adapter(1.0 + learnt[0], learnt[1]), signature=ALIKE)
@@ -107,7 +113,7 @@ def test_a_newcomers_weights_resist_a_boosted_update(coordinator: Served) -> Non
     federation_id, _ = publish_first_round(
         coordinator, [adapter(1.0), adapter(1.0, 0.1), adapter(0.0, 1.0, times=900)]
     )
-    got = served(coordinator.enrol(federation_id, "new"), 2)
+    got = served_vector(coordinator.enrol(federation_id, "new"), 2)
     assert np.linalg.norm(got) < 1.2
 
 

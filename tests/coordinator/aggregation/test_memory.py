@@ -11,7 +11,7 @@ import pytest
 from coordinator.aggregation import job
 from coordinator.aggregation.job import claim_due
 from coordinator.db.engine import Database
-from tests.coordinator.aggregation.closed_round import Sent, close_round, plan, served
+from tests.coordinator.aggregation.closed_round import Sent, close_round, plan, served_values
 
 MIB = 2**20
 BLOCK_BYTES = 4 * MIB
@@ -62,7 +62,7 @@ def test_memory_does_not_grow_with_clients_or_values(
             peaks[clients, values] = tracemalloc.get_traced_memory()[1] / MIB
         finally:
             tracemalloc.stop()
-        np.testing.assert_allclose(served(database, closed.clients[0], layout), (clients - 1) / 2)
+        np.testing.assert_allclose(served_values(database, closed.clients[0], layout), (clients - 1) / 2)
         database.close()
     # all together would be 4, 31 and 61 MiB
     assert max(peaks.values()) < 40, peaks

@@ -10,7 +10,7 @@ import pytest
 from coordinator.db.engine import Database
 from coordinator.strategies.averaging import aggregated
 from schemas.messages.federations import FederationPlan, StrategyPlan
-from tests.coordinator.aggregation.closed_round import Sent, close_round, plan, publish, served
+from tests.coordinator.aggregation.closed_round import Sent, close_round, plan, publish, served_values
 from tests.scene.coordinator import Served
 
 LORA = {"kind": "lora", "rank": 2, "roles": ["q"]}
@@ -45,7 +45,7 @@ def test_robust_aggregates_limit_a_single_outlier(database: Database, how: Any) 
     wanted = aggregated(np.stack([sent.values for sent in everyone]), how)
     assert np.abs(wanted).max() < 10
     for client, sent in zip(closed.clients, everyone, strict=True):
-        np.testing.assert_array_equal(served(database, client, sent.layout), wanted)
+        np.testing.assert_array_equal(served_values(database, client, sent.layout), wanted)
 
 
 @pytest.mark.parametrize("strategy", ["fedavg", "ditto", "ffa_lora", "fedsa_lora", "fedprox"])

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from coordinator.aggregation.combining import Columns
 from coordinator.aggregation.state_reader import room
 from coordinator.db.engine import Database
-from tests.coordinator.aggregation.closed_round import Sent, close_round, plan, publish, served
+from tests.coordinator.aggregation.closed_round import Sent, close_round, plan, publish, served_values
 
 CLIENTS, VALUES = 256, 2000
 LAYOUT = {"b0.q.Q": (VALUES,)}
@@ -38,7 +38,7 @@ def test_the_mean_of_equal_updates_equals_them(sqlite_database: Database) -> Non
     sent = [Sent(LAYOUT, same, examples=int(draw.integers(1, 1000))) for _ in range(CLIENTS)]
     closed = close_round(sqlite_database, plan(), sent)
     publish(sqlite_database, block_bytes=2**20)
-    np.testing.assert_allclose(served(sqlite_database, closed.clients[7], LAYOUT), same, rtol=1e-6)
+    np.testing.assert_allclose(served_values(sqlite_database, closed.clients[7], LAYOUT), same, rtol=1e-6)
 
 
 def test_memory_is_reused_only_for_similar_sizes() -> None:

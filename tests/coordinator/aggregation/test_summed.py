@@ -24,7 +24,7 @@ from schemas.messages.updates import WeightsManifest
 from schemas.secure_sum.encoding import clamp_weight, most
 from schemas.secure_sum.segments import values_digest
 from tests.coordinator.aggregation.closed_round import Sent, close_round
-from tests.coordinator.aggregation.closed_round import served as served_plain
+from tests.coordinator.aggregation.closed_round import served_values as served_plain
 from tests.coordinator.aggregation.summed_round import (
     LORA_PROFILE,
     MEMBERS,
@@ -38,7 +38,7 @@ from tests.coordinator.aggregation.summed_round import (
     publish,
     random_members,
     rounding,
-    served,
+    served_state,
     start_values,
     sum_round,
 )
@@ -65,7 +65,9 @@ def test_clients_are_served_the_mean_of_summed_updates(
             name: start[name] + np.mean([member.change[name] for member in members], axis=0)
             for name in layout
         }
-        bodies = [served(database, federation_id, place, layout, number + 1) for place in range(MEMBERS + 1)]
+        bodies = [
+            served_state(database, federation_id, place, layout, number + 1) for place in range(MEMBERS + 1)
+        ]
         for body in bodies:
             assert_close(body, expected, rounding(wanted, layout))
         for name in layout:
@@ -94,7 +96,7 @@ def test_members_weigh_by_examples_up_to_a_maximum(database: Database) -> None:
         for name in layout
     }
     within = rounding(wanted, layout) * MEMBERS / sum(weights) * 1.1
-    assert_close(served(database, federation_id, 0, layout), expected, within)
+    assert_close(served_state(database, federation_id, 0, layout), expected, within)
 
 
 def test_summed_and_plain_rounds_give_equal_weights(database: Database) -> None:
@@ -113,7 +115,7 @@ def test_summed_and_plain_rounds_give_equal_weights(database: Database) -> None:
     job.aggregate(database, claim, block_bytes=4096, between=lambda: None)
     for place in range(MEMBERS):
         mean = split_tensors(served_plain(database, closed.clients[place], layout), layout)
-        assert_close(served(database, federation_id, place, layout), mean, rounding(wanted, layout))
+        assert_close(served_state(database, federation_id, place, layout), mean, rounding(wanted, layout))
 
 
 def test_a_newcomer_gets_the_last_published_model(database: Database) -> None:

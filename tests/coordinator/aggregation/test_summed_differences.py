@@ -30,7 +30,7 @@ from tests.coordinator.aggregation.summed_round import (
     publish,
     random_members,
     rounding,
-    served,
+    served_state,
     start_values,
     sum_round,
 )
@@ -70,7 +70,7 @@ def test_a_difference_rebuilds_the_next_summed_model(
         publish(database, block_bytes=1024)
         start = start_values(wanted, layout, before)
         mean = {name: np.mean([member.change[name] for member in members], axis=0) for name in layout}
-        body = served(database, federation_id, 0, layout, number + 1)
+        body = served_state(database, federation_id, 0, layout, number + 1)
         step = max(float(np.abs(change).max()) for change in mean.values()) / LEVELS[recipe]
         within = rounding(wanted, layout) + 1.01 * step
         assert_close(body, {name: start[name] + mean[name] for name in layout}, within)

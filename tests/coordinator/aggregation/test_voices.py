@@ -56,7 +56,7 @@ def cohort(count: int, examples: list[int] | None = None, newcomer: bool = False
     )  # fmt: skip
 
 
-def served(name: str, members: Cohort, least: int) -> np.ndarray[Any, Any]:
+def served_weights(name: str, members: Cohort, least: int) -> np.ndarray[Any, Any]:
     strategy = make(name, {})
     weights = require_voices(strategy.weigh(members), least, common=strategy.options.base_delta)
     return weights.of_module("l0.q")
@@ -66,7 +66,7 @@ def served(name: str, members: Cohort, least: int) -> np.ndarray[Any, Any]:
 def test_members_with_too_few_voices_keep_their_update(name: str) -> None:
     for count, least in product(range(1, 5), range(1, 5)):
         members = cohort(count)
-        rows = served(name, members, least)
+        rows = served_weights(name, members, least)
         np.testing.assert_allclose(rows.sum(axis=1), 1)
         if count - 1 >= least:
             np.testing.assert_array_equal(rows, make(name, {}).weigh(members).of_module("l0.q"))
@@ -79,13 +79,13 @@ def test_newcomers_with_too_few_voices_get_zeros(name: str) -> None:
     if make(name, {}).options.base_delta:
         return  # its newcomers begin with what all have in common
     for count, least, heard in ((3, 1, True), (3, 2, True), (3, 3, False), (2, 2, False), (2, 1, True)):
-        row = served(name, cohort(count, newcomer=True), least)[0]
+        row = served_weights(name, cohort(count, newcomer=True), least)[0]
         assert row.sum() == (pytest.approx(1) if heard else 0), (count, least)
 
 
 @pytest.mark.parametrize("name", ["fedavg", "flora", "lora_fair"])
 def test_a_dominant_member_counts_as_one_voice(name: str) -> None:
-    rows = served(name, cohort(4, [100_000, 10, 10, 10]), 2)
+    rows = served_weights(name, cohort(4, [100_000, 10, 10, 10]), 2)
     alone = [bool((rows[i] == np.eye(4)[i]).all()) for i in range(4)]
     assert alone == ([True] * 4 if name == "flora" else [False, True, True, True])
 

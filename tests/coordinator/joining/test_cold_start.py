@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from tests.scene.coordinator import PROFILE, Served, Silo, slug
 from tests.scene.rounds import (
     deliver,
+    fedmosaic_plan,
     join,
     running,
     show,
@@ -34,12 +35,7 @@ def short() -> dict[str, Any]:
 
 
 def fedmosaic(**options: Any) -> dict[str, Any]:
-    return {
-        "strategy": {"name": "fedmosaic", "options": {"guard": "off", **options}},
-        "adapter": {"rank": 2, "blocks": 1, "roles": ["q"]},
-        "rounds": {"total": 5, "min_clients": 2, "collect_seconds": 600},
-        "signature": {"dim": 4},
-    }
+    return fedmosaic_plan({"guard": "off", **options}, total=5)
 
 
 def after_one_round(served: Served, **options: Any) -> tuple[str, list[Silo]]:

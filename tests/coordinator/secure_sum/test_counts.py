@@ -25,8 +25,8 @@ from tests.scene.sum_members import (
     KEYS,
     MASKED,
     SHARES,
-    Scene,
     SumClient,
+    SummedRound,
     make_ready,
 )
 from tests.scene.waiting import wait_until
@@ -63,7 +63,9 @@ def bank(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     return handed
 
 
-def counting(served: Served, uses: list[Collection[str]], *, attempts: int = 3, **secure_sum: Any) -> Scene:
+def counting(
+    served: Served, uses: list[Collection[str]], *, attempts: int = 3, **secure_sum: Any
+) -> SummedRound:
     """Make clients ready; a client belongs to the groups of its place in `uses`."""
     clients = len(uses)
     summed = {"minimum": 3, "attempts": attempts, **secure_sum}
@@ -76,7 +78,7 @@ def counting(served: Served, uses: list[Collection[str]], *, attempts: int = 3, 
         SumClient(silo, 1, values=digest, memberships=frozenset(used))
         for silo, used in zip(silos, uses, strict=True)
     ]
-    return Scene(served, federation_id, members)
+    return SummedRound(served, federation_id, members)
 
 
 def zeros_digest() -> str:
@@ -86,7 +88,7 @@ def zeros_digest() -> str:
     return values_digest(state, {name: state[name].shape for name in sorted(state)})
 
 
-def in_session(scene: Scene, number: int) -> SumStatus:
+def in_session(scene: SummedRound, number: int) -> SumStatus:
     """Wait for a session, and return its status as its first member sees it."""
 
     def status() -> SumStatus | None:
@@ -96,7 +98,7 @@ def in_session(scene: Scene, number: int) -> SumStatus:
     return wait_until(status)
 
 
-def send_all_messages(scene: Scene) -> None:
+def send_all_messages(scene: SummedRound) -> None:
     """Send all steps of the current session for all clients."""
     terms = scene.clients[0].terms
     assert terms is not None
@@ -106,7 +108,7 @@ def send_all_messages(scene: Scene) -> None:
         send_all_steps(scene)
 
 
-def take_counts(scene: Scene) -> SumStatus:
+def take_counts(scene: SummedRound) -> SumStatus:
     """Play the counts; return the status of the sum that follows, after its members accepted it."""
     scene.begin()
     assert all(client.terms is not None and client.terms.kind == "counts" for client in scene.clients)
@@ -197,7 +199,7 @@ def test_failed_counts_and_sums_share_the_attempts(coordinator: Served, bank: di
     assert [session["kind"] for session in view["secure_sum"]["sessions"]] == ["counts", "sum"]
 
 
-def counting_until_masked(coordinator: Served, **secure_sum: Any) -> Scene:
+def counting_until_masked(coordinator: Served, **secure_sum: Any) -> SummedRound:
     scene = counting(coordinator, [ALL, ALL, ALL, FEW, FEW], **secure_sum)
     scene.begin()
     for step in (KEYS, SHARES):

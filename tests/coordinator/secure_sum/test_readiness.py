@@ -15,7 +15,7 @@ from schemas.messages.enrolment import Profile
 from schemas.messages.secure_sum import CAPABILITY
 from schemas.secure_sum.segments import values_digest
 from tests.scene.coordinator import PROFILE, Served, Silo, slug
-from tests.scene.rounds import PLAN, plan, running, url
+from tests.scene.rounds import PLAN, plan, running, show, url
 from tests.scene.waiting import wait_until
 
 ZEROS = {"b0.q.P": np.zeros((2, 2), np.float32), "b0.q.Q": np.zeros(2, np.float32)}
@@ -42,11 +42,6 @@ def put_ready(silo: Silo, base: str, values: str = VALUES, number: int = 1) -> h
     )
 
 
-def round_view(served: Served, federation_id: str, number: int = 1) -> dict[str, Any]:
-    view: dict[str, Any] = served.admin.get(f"/v1/federations/{federation_id}/rounds/{number}").json()
-    return view
-
-
 def states(view: dict[str, Any]) -> list[str]:
     return sorted(client["state"] for client in view["clients"])
 
@@ -59,13 +54,13 @@ def test_a_round_is_summed_after_all_are_ready(coordinator: Served) -> None:
     assert first.json()["client"] == silos[0].client_id
     again = put_ready(silos[0], bases[0])
     assert (again.status_code, again.json()) == (200, first.json())
-    view = round_view(coordinator, federation_id)
+    view = show(coordinator, federation_id, 1)
     assert view["state"] == "collecting"
     assert states(view) == ["joined", "ready"]
     assert view["counts"] == {"joined": 2, "arrived": 1, "late": 0, "dropped": 0, "rejected": 0}
     assert silos[0].http.get(f"/v1/federations/{federation_id}/rounds/current").status_code == 204
     assert put_ready(silos[1], bases[1]).status_code == 201
-    view = round_view(coordinator, federation_id)
+    view = show(coordinator, federation_id, 1)
     assert view["state"] == "summing"
     assert {"open", "collecting", "summing"} <= set(view["seconds"])
     assert view["clients"][0]["received_at"] is not None
@@ -96,7 +91,7 @@ def test_readiness_needs_a_join_of_an_open_round(coordinator: Served) -> None:
     assert put_ready(silos[2], base).status_code == 401
     for silo, own in zip(silos[:2], bases, strict=True):
         assert put_ready(silo, own).status_code == 201
-    assert round_view(coordinator, federation_id)["state"] == "summing"
+    assert show(coordinator, federation_id, 1)["state"] == "summing"
 
 
 def test_readiness_after_the_deadline_is_late(coordinator: Served) -> None:
@@ -105,11 +100,11 @@ def test_readiness_after_the_deadline_is_late(coordinator: Served) -> None:
     bases = [join(silo) for silo in silos]
     for silo, base in zip(silos[:2], bases, strict=False):
         assert put_ready(silo, base).status_code == 201
-    wait_until(lambda: round_view(coordinator, federation_id)["state"] == "summing")
+    wait_until(lambda: show(coordinator, federation_id, 1)["state"] == "summing")
     for _ in range(2):
         late = put_ready(silos[2], bases[2])
         assert (late.status_code, slug(late)) == (409, "round-closed")
-    assert states(round_view(coordinator, federation_id)) == ["late", "ready", "ready"]
+    assert states(show(coordinator, federation_id, 1)) == ["late", "ready", "ready"]
 
 
 def test_a_revoked_client_does_not_count_as_ready(coordinator: Served) -> None:
@@ -118,10 +113,10 @@ def test_a_revoked_client_does_not_count_as_ready(coordinator: Served) -> None:
     for silo, base in zip(silos[:2], bases, strict=False):
         assert put_ready(silo, base).status_code == 201
     coordinator.admin.delete(f"/v1/federations/{federation_id}/clients/{silos[0].client_id}")
-    view = round_view(coordinator, federation_id)
+    view = show(coordinator, federation_id, 1)
     assert (view["state"], states(view)) == ("collecting", ["joined", "ready", "revoked"])
     assert put_ready(silos[2], bases[2]).status_code == 201
-    assert round_view(coordinator, federation_id)["state"] == "summing"
+    assert show(coordinator, federation_id, 1)["state"] == "summing"
 
 
 def test_an_organisation_has_one_client_in_a_sum(coordinator: Served) -> None:
@@ -137,7 +132,7 @@ def test_an_organisation_has_one_client_in_a_sum(coordinator: Served) -> None:
     coordinator.admin.delete(f"/v1/federations/{federation_id}/clients/{colleagues[0].client_id}")
     assert put_ready(colleagues[1], bases[1]).status_code == 201
     assert put_ready(silos[0], join(silos[0])).status_code == 201
-    assert round_view(coordinator, federation_id)["state"] == "summing"
+    assert show(coordinator, federation_id, 1)["state"] == "summing"
 
 
 def test_plans_may_allow_several_clients_per_organisation(coordinator: Served) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from coordinator.observability.fault_points import Place
 from tests.scene.coordinator_process import ServedProcess, start_process
-from tests.scene.sum_members import CONFIRM, KEYS, MASKED, SHARES, UNMASK, Scene, summing
+from tests.scene.sum_members import CONFIRM, KEYS, MASKED, SHARES, UNMASK, SummedRound, summing
 
 STEPS = (KEYS, SHARES, MASKED, CONFIRM, UNMASK)
 MEMBERS = 3
@@ -46,7 +46,7 @@ def _kill(served: ServedProcess) -> None:
     program.wait(timeout=20)  # type: ignore[attr-defined]
 
 
-def _move(scene: Scene, served: ServedProcess) -> None:
+def _move(scene: SummedRound, served: ServedProcess) -> None:
     """Connect all clients to another process."""
     scene.served = served
     for client in scene.clients:

@@ -17,13 +17,13 @@ from coordinator.secure_sum import sessions
 from schemas.messages.secure_sum import SumStatus
 from tests.coordinator.secure_sum.stored import KEY, stored_session
 from tests.scene.coordinator import Served
-from tests.scene.sum_members import CONFIRM, KEYS, MASKED, SHARES, UNMASK, Scene, summing
+from tests.scene.sum_members import CONFIRM, KEYS, MASKED, SHARES, UNMASK, SummedRound, summing
 
 STEPS = (KEYS, SHARES, MASKED, CONFIRM, UNMASK)
 PHASES = ("keys", "shares", "masked", "confirm", "unmask")
 
 
-def send_all_steps(scene: Scene, stops: dict[int, int] | None = None, *, first: int = KEYS) -> None:
+def send_all_steps(scene: SummedRound, stops: dict[int, int] | None = None, *, first: int = KEYS) -> None:
     """Send all steps for all clients; a client stops at the step of its position in `stops`."""
     for step in STEPS[first:]:
         stopped = [position for position, at in (stops or {}).items() if at <= step]

@@ -9,10 +9,10 @@ from schemas.messages.secure_sum import ConfirmStep, SharesStep
 from schemas.wire.digests import digest_of
 from tests.scene.coordinator import Served, slug
 from tests.scene.rounds import running, url
-from tests.scene.sum_members import CONFIRM, KEYS, MASKED, SHARES, Scene, SumClient, summing
+from tests.scene.sum_members import CONFIRM, KEYS, MASKED, SHARES, SumClient, SummedRound, summing
 
 
-def at_step(served: Served, step: int, clients: int = 4) -> Scene:
+def at_step(served: Served, step: int, clients: int = 4) -> SummedRound:
     """Return a session whose open phase is `step`."""
     scene = summing(served, clients)
     scene.begin()

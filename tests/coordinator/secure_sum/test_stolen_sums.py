@@ -24,11 +24,11 @@ from tests.scene.sum_members import (
     MASKED,
     SHARES,
     UNMASK,
-    Scene,
     SumClient,
+    SummedRound,
     summing,
 )
-from tests.scene.thief import Thief, row_values, thief_at_every_commit
+from tests.scene.thief import Thief, as_bytes, row_values, thief_at_every_commit
 from tests.scene.waiting import wait_until
 
 STEPS = (KEYS, SHARES, MASKED, CONFIRM, UNMASK)
@@ -99,18 +99,18 @@ def test_inputs_in_clear_are_deleted_with_their_session(coordinator: Served) -> 
     assert not thief.now
 
 
-def _play_session(scene: Scene, clients: list[SumClient], *states: str) -> None:
+def _play_session(scene: SummedRound, clients: list[SumClient], *states: str) -> None:
     scene.begin(clients)
     for step in STEPS:
         for client in clients:
             assert client.put(step).status_code == 201
         if step != UNMASK:
-            stored = b"\0".join(row_values(scene.served.database_url))
+            stored = b"\0".join(map(as_bytes, row_values(scene.served.database_url)))
             assert not [secret for client in clients for secret in _secrets(client) if secret in stored]
     _wait(scene, *states)
 
 
-def _wait(scene: Scene, *states: str) -> None:
+def _wait(scene: SummedRound, *states: str) -> None:
     """Wait until the sessions of the round are in these states."""
     query = (
         "SELECT s.state FROM sum_sessions s JOIN rounds r ON r.id = s.round_id"

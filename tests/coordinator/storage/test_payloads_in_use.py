@@ -30,7 +30,7 @@ from tests.coordinator.aggregation.closed_round import (
     plan,
     publish,
     round_row,
-    served,
+    served_values,
 )
 
 pytest.importorskip("obstore")
@@ -88,13 +88,13 @@ def test_rounds_need_no_store(database: Database, tmp_path: Path, strategy: str,
         if with_store is not None:
             with_store.rename(folder)
     assert moved > 0
-    weights = [served(database, client, layout, 4) for client in closed.clients]
+    weights = [served_values(database, client, layout, 4) for client in closed.clients]
     finish(database, closed)
     before = placed_count(database)
     assert move_settled_payloads(database, store) > 0
     assert placed_count(database) > before
     for client, values in zip(closed.clients, weights, strict=True):
-        assert np.array_equal(served(database, client, layout, 4), values)
+        assert np.array_equal(served_values(database, client, layout, 4), values)
 
 
 def test_concurrent_moves_of_replicas_lose_no_payload(

@@ -17,12 +17,11 @@ from client_agent.importance.rounds import readmit_ranks
 from client_agent.model.examples import Example
 from client_agent.model.loading import BaseModel
 from client_agent.training.data import SiloData
-from client_agent.training.loop import TrainingOutcome
 from client_agent.training.silo import Silo
 from schemas.maths.adapter import factor_of
 from schemas.messages.federations import AdapterPlan, TrainingPlan
 from schemas.strategies.ca_pfl import CaPflOptions
-from tests.scene.local_training import train_examples
+from tests.scene.local_training import train_with_penalty
 
 RANK = 4
 PLAN = AdapterPlan(kind="lora", rank=RANK, scale=4.0, roles=("q", "v"))
@@ -33,11 +32,11 @@ Arrays = dict[str, np.ndarray]
 @contextmanager
 def placed(base: BaseModel, cut: float = 0.5) -> Iterator[VariationalAdapter]:
     with VariationalAdapter(inject_lora(base, PLAN, seed=0), base, CaPflOptions(cut=cut)) as adapter:
-        adapter.load(served(adapter))
+        adapter.load(served_tensors(adapter))
         yield adapter
 
 
-def served(adapter: VariationalAdapter) -> Arrays:
+def served_tensors(adapter: VariationalAdapter) -> Arrays:
     rng = np.random.default_rng(0)
     return {
         name: np.zeros(shape, np.float32)
@@ -56,11 +55,6 @@ def with_idle(adapter: VariationalAdapter, ranks: int = 3) -> Arrays:
     return private | {"posterior.u": raw_of(gamma).numpy()}
 
 
-def trained(base: BaseModel, adapter: VariationalAdapter, examples: list[Example]) -> TrainingOutcome:
-    penalty = adapter.penalty(examples, TRAINING.max_length, 1)
-    return train_examples(base, adapter, examples, TRAINING, penalty=penalty)
-
-
 def flops(base: BaseModel) -> int:
     with FlopCounterMode(display=False) as counter:
         base.model(input_ids=torch.arange(4, 12)[None]).logits.sum().backward()
@@ -75,12 +69,12 @@ def test_dropped_ranks_save_parameters_moments_and_operations(
     sizes, moments, operations = [], [], []
     with placed(base) as adapter:
         for private in (adapter.private_state(), with_idle(adapter)):
-            adapter.load(served(adapter))
+            adapter.load(served_tensors(adapter))
             adapter.load_private(private)
             tensors = {n: p for n, p in adapter.named_parameters().items() if factor_of(n) in ("A", "B")}
             sizes.append(sum(parameter.numel() for parameter in tensors.values()))
             operations.append(flops(base) - bare)
-            outcome = trained(base, adapter, examples)
+            outcome = train_with_penalty(base, adapter, examples, TRAINING)
             moments.append(sum(outcome.optimiser_state[f"{name}.exp_avg"].size for name in tensors))
     assert sizes[1] == sizes[0] / 4
     assert moments[1] == moments[0] / 4
@@ -100,7 +94,7 @@ def test_idle_ranks_are_silent_and_sent_as_served(
 ) -> None:
     base, ids = tiny(), torch.arange(4, 12)[None]
     with placed(base) as adapter, torch.no_grad():
-        weights = served(adapter)
+        weights = served_tensors(adapter)
         adapter.load_private(with_idle(adapter))
         dropped = base.model(input_ids=ids).logits
         zeroed = {
@@ -111,7 +105,7 @@ def test_idle_ranks_are_silent_and_sent_as_served(
         torch.testing.assert_close(base.model(input_ids=ids).logits, dropped)
     with placed(base) as adapter:
         adapter.load_private(with_idle(adapter))
-        trained(base, adapter, examples)
+        train_with_penalty(base, adapter, examples, TRAINING)
         adapter.end_round()
         state = adapter.state()
     for name in (name for name in weights if factor_of(name) == "A"):
@@ -132,7 +126,7 @@ def test_rank_below_cut_in_two_rounds_is_dropped(
         adapter.load_private(adapter.private_state() | unimportant)
         weights, numbers = adapter.state(), []
         for _ in range(2):
-            trained(base, adapter, examples)
+            train_with_penalty(base, adapter, examples, TRAINING)
             adapter.end_round()
             numbers.append(int(ranks_of(adapter.private_state()).sum()))
         state, shape = adapter.state(), adapter.named_parameters()["l0.q.A"].shape
@@ -156,7 +150,7 @@ def test_idle_rank_with_large_gradient_returns(
     base = tiny()
     silo = Silo(base, SiloData(tuple(examples), (), ()), None)
     with placed(base) as adapter:
-        weights = served(adapter)
+        weights = served_tensors(adapter)
         for module in ("l0.q", "l1.v"):  # an A that reads much, and its gradient is large
             weights[f"{module}.A"][0] *= 100
         adapter.load(weights)
@@ -172,5 +166,5 @@ def test_idle_rank_with_large_gradient_returns(
         assert posterior_of(adapter.private_state())[:, row("l0.q"), 0].tolist() == pytest.approx([START] * 2)
         for name, values in adapter.state().items():
             np.testing.assert_allclose(values, weights[name], rtol=1e-6)
-        trained(base, adapter, examples)
+        train_with_penalty(base, adapter, examples, TRAINING)
         assert (adapter.state()["l0.q.B"][:, 0] != weights["l0.q.B"][:, 0]).any()

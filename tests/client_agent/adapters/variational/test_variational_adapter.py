@@ -17,7 +17,7 @@ from client_agent.model.loading import BaseModel
 from client_agent.training.loop import TrainingOutcome
 from schemas.messages.federations import AdapterPlan, TrainingPlan
 from schemas.strategies.ca_pfl import CaPflOptions
-from tests.scene.local_training import train_examples
+from tests.scene.local_training import train_with_penalty
 from tests.scene.tensors import zero_tensors
 
 PLAN = AdapterPlan(kind="lora", rank=3, scale=4.0, roles=("q", "v"))
@@ -31,12 +31,10 @@ def placed(base: BaseModel, **options: Any) -> Iterator[VariationalAdapter]:
         yield adapter
 
 
-def trained(
+def train_variational(
     base: BaseModel, adapter: VariationalAdapter, examples: list[Example], **changes: Any
 ) -> TrainingOutcome:
-    plan = TRAINING.model_copy(update=changes)
-    penalty = adapter.penalty(examples, plan.max_length, 1)
-    return train_examples(base, adapter, examples, plan, penalty=penalty)
+    return train_with_penalty(base, adapter, examples, TRAINING.model_copy(update=changes))
 
 
 def test_training_moves_the_posterior_from_its_start(
@@ -46,7 +44,7 @@ def test_training_moves_the_posterior_from_its_start(
     with placed(base) as adapter:
         adapter.load(zero_tensors(adapter.layout))
         before = adapter.private_state()
-        trained(base, adapter, examples)
+        train_variational(base, adapter, examples)
         after = adapter.private_state()
     assert after.keys() == {"posterior.u", "ranks.below"}
     assert np.abs(after["posterior.u"] - before["posterior.u"]).max() > 0.02  # six steps of 0.01
@@ -57,7 +55,7 @@ def test_posterior_has_its_own_learning_rate(tiny: Callable[..., BaseModel], exa
     with placed(base) as adapter:
         adapter.load(zero_tensors(adapter.layout))
         begun = adapter.private_state()["posterior.u"]
-        trained(base, adapter, examples, learning_rate=1e-9, weight_decay=0.1)
+        train_variational(base, adapter, examples, learning_rate=1e-9, weight_decay=0.1)
         assert np.abs(adapter.private_state()["posterior.u"] - begun).max() > 0.02
 
 
@@ -84,7 +82,7 @@ def test_modules_and_ranks_have_their_own_importance(
     base = tiny()
     with placed(base) as adapter:
         adapter.load(zero_tensors(adapter.layout))
-        trained(base, adapter, examples, steps=12)
+        train_variational(base, adapter, examples, steps=12)
         u = adapter.private_state()["posterior.u"]
     assert u.shape == (2, 2 * base.layers, 3)
     assert len(np.unique(u[0])) > base.layers
@@ -108,7 +106,7 @@ def test_stored_states_are_restored_unchanged(
     base = tiny()
     with placed(base) as adapter:
         adapter.load(zero_tensors(adapter.layout))
-        trained(base, adapter, examples)
+        train_variational(base, adapter, examples)
         adapter.end_round()
         state, private = adapter.state(), adapter.private_state()
         assert any(state[name].any() for name in state if name.endswith(".prior"))
@@ -157,7 +155,7 @@ def test_successive_clients_start_from_the_same_weights(
         served = zero_tensors(adapter.layout)
         adapter.load(served)
         first = adapter.state()
-        trained(base, adapter, examples[:12])
+        train_variational(base, adapter, examples[:12])
         untouched = {name: values.copy() for name, values in served.items()}
         adapter.load(served)
         again = adapter.state()
@@ -173,7 +171,7 @@ def test_proximal_distance_holds_the_adapter_back(
         with placed(base, alpha_f=alpha_f, alpha_s=0.0) as adapter:
             adapter.load(zero_tensors(adapter.layout))
             start = adapter.state()
-            trained(base, adapter, examples, steps=12)
+            train_variational(base, adapter, examples, steps=12)
             end = adapter.state()
             lengths.append(sum(float(np.square(end[n] - start[n]).sum()) for n in end))
     assert lengths[1] < 0.8 * lengths[0]
@@ -184,6 +182,6 @@ def test_repeated_round_is_equal_to_the_bit(tiny: Callable[..., BaseModel], exam
     for _ in range(2):
         with placed(base) as adapter:
             adapter.load(zero_tensors(adapter.layout))
-            trained(base, adapter, examples)
+            train_variational(base, adapter, examples)
             priors.append({**adapter.state(), **adapter.private_state()})
     assert all(np.array_equal(priors[0][name], priors[1][name]) for name in priors[0])
