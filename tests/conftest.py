@@ -53,9 +53,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark what runs on PostgreSQL as slow, and keep the shard that was asked for.
+    """Mark tests on PostgreSQL as slow, put the fault schedules last, and keep the requested shard.
 
-    The fast tests play the same on SQLite. A test that is `slow` or `long` by itself stays in its group.
+    The fast tests check the same on SQLite. A test that is `slow` or `long` by itself stays in its group.
     """
     for item in items:
         spec: Any = getattr(item, "callspec", None)
@@ -63,6 +63,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         runs_on_postgres |= "postgres" in getattr(item, "fixturenames", ())
         if runs_on_postgres and not any(map(item.get_closest_marker, ("long", "system"))):
             item.add_marker(pytest.mark.slow)
+    # Schedules replace clocks and threads of their process, which running coordinators need.
+    items.sort(key=lambda item: "fault_simulation" in item.path.parts)
     shard = config.getoption("shard")
     if shard != "all":
         turn = shard_of_commit() if shard == "auto" else int(shard)
