@@ -1,4 +1,4 @@
-"""Play schedules, hunt mutants, or replay one seed: `python -m tests.fault_simulation --schedules 10000`."""
+"""Run schedules, hunt mutants, or replay a seed: `python -m tests.fault_simulation --schedules 9`."""
 
 from __future__ import annotations
 

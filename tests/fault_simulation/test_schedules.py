@@ -24,8 +24,8 @@ def _counted_facts(first: int, number: int) -> Counter[str]:
     facts = Counter[str]()
     for outcome in schedules(first, number):
         assert outcome.violation is None, (
-            f"{outcome.violation}; `python -m tests.fault_simulation --replay {outcome.seed}` tells what "
-            f"happened"
+            f"{outcome.violation}; "
+            f"`python -m tests.fault_simulation --replay {outcome.seed}` prints the events"
         )
         facts.update(outcome.facts)
     return facts

@@ -1,6 +1,6 @@
 """Trained parts of the causal language models of transformers: the rows of docs/reference/architectures.md.
 
-python -m tests.client_agent.model.architecture_table   builds a tiny model of each and writes it (5 minutes)
+python -m tests.client_agent.model.architecture_table   builds tiny models and writes it (5 minutes)
 """
 
 from __future__ import annotations
