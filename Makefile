@@ -70,16 +70,16 @@ test-s3: setup $(S3)/.ready ## Tensors in S3, played by moto's server (four minu
 	PATH="$(CURDIR)/$(S3)/bin:$$PATH" $(RUN) $(BIN)/python -m pytest -m s3
 
 fault-simulation: setup ## Play schedules of faults (SCHEDULES=100: three minutes); the commit chooses FIRST_SEED
-	$(RUN) $(BIN)/python -m tests.fault_simulation --schedules $(SCHEDULES) --seed $(FIRST_SEED)
+	$(RUN) $(BIN)/python -m tests.faults.fault_simulation --schedules $(SCHEDULES) --seed $(FIRST_SEED)
 
 stress: setup ## Kills, freezes, bad networks, hostile bytes and fuzzing at length, with a table (two hours)
 	$(PIP) --require-hashes -r requirements/fuzz.txt
-	$(RUN) $(BIN)/python -m tests.stress
+	$(RUN) $(BIN)/python -m tests.faults.stress
 
 charts: setup ## Render and lint the Helm charts of deploy/charts, and rewrite the files that the tests compare with
 	$(PIP) --require-hashes -r requirements/charts.txt
-	$(RUN) $(BIN)/python -m tests.deployment.rendered_charts
-	$(RUN) $(BIN)/python -m pytest tests/deployment/test_charts.py
+	$(RUN) $(BIN)/python -m tests.acceptance.deployment.rendered_charts
+	$(RUN) $(BIN)/python -m pytest tests/acceptance/deployment/test_charts.py
 
 load: setup ## A thousand agents polling and delivering at once, and a long time (ten minutes)
 	$(RUN) $(BIN)/python -m benchmarks.load
@@ -121,7 +121,7 @@ screenshots: setup ## Take the pictures of the dashboard page in docs/images (Ch
 	$(RUN) $(BIN)/python -m examples.screenshots
 
 openapi: setup ## Rewrite the OpenAPI snapshot that the tests compare with
-	$(BIN)/python -m tests.test_house
+	$(BIN)/python -m tests.house.test_house
 
 reference: setup ## Rewrite the generated pages of docs/reference
 	$(RUN) $(BIN)/python -m docs.generate

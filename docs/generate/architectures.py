@@ -28,7 +28,7 @@ show, on two texts of six tokens:
 
 A model that fails is refused before training, and `tessera agent check` states the reason. The table was
 created with transformers {version}: a tiny random model of each architecture was loaded, trained for a few
-steps, exported, and loaded again with public peft. Its rows are tests (`tests/client_agent/model`)."""
+steps, exported, and loaded again with public peft. Its rows are tests (`tests/unit/client_agent/model`)."""
 
 _KINDS = """\
 - **Mixtures of experts**: the attention and the shared experts are trained, and dense feed-forward layers

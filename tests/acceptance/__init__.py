@@ -1,0 +1,1 @@
+"""Scenarios across packages, deployment, documents, examples and contracts."""

@@ -1,0 +1,90 @@
+"""Commands of containers, run without containers, with local paths and addresses."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.acceptance.deployment.composition import ROOT, argv_of, environment_of, mounts_of, stage_of
+
+
+@dataclass
+class Host:
+    """Where volumes, secrets and other services are on this machine.
+
+    `addresses` maps what the composition calls a place to where it is; `extra` is added to every environment.
+    """
+
+    folder: Path
+    addresses: dict[str, str] = field(default_factory=dict)
+    extra: dict[str, str] = field(default_factory=dict)
+
+    def volume(self, name: str) -> Path:
+        """A named volume, or a secret; made when it is first asked for."""
+        path = self.folder / "volumes" / name
+        path.mkdir(parents=True, exist_ok=True)
+        return path
+
+    @property
+    def secrets(self) -> Path:
+        """What ./secrets is."""
+        return self.folder / "secrets"
+
+    def start(self, service: str, argv: Sequence[str] | None = None) -> subprocess.Popen[str]:
+        """Start a service's command, or another one in its container."""
+        home = self.home(service)
+        home.mkdir(parents=True, exist_ok=True)
+        temporary = self.folder / "tmp" / service
+        temporary.mkdir(parents=True, exist_ok=True)
+        command = [self._here(service, word) for word in argv or argv_of(service)]
+        named = {k: self._here(service, v) for k, v in environment_of(service).items()}
+        environment = self.extra | named | {"HOME": str(home), "TMPDIR": str(temporary)}
+        environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.defpath}"
+        with (self.folder / f"{service}.log").open("a") as log:
+            return subprocess.Popen(command, cwd=home, env=environment, stdout=log, stderr=log, text=True)
+
+    def run(self, service: str, argv: Sequence[str] | None = None, seconds: float = 60) -> int:
+        """Run it to its end and give its exit status."""
+        return self.start(service, argv).wait(timeout=seconds)
+
+    def home(self, service: str) -> Path:
+        """What the container's working directory is: a volume, or a folder in which it must write nothing."""
+        here = self._here(service, stage_of(service).last("WORKDIR") or "")
+        return Path(here) if here.startswith(str(self.folder)) else self.folder / "home" / service
+
+    def log(self, service: str) -> str:
+        """What it said so far."""
+        return (self.folder / f"{service}.log").read_text()
+
+    def _here(self, service: str, text: str) -> str:
+        """Put places of this machine for those of the container."""
+        places = {path: str(self._source(source)) for path, source in mounts_of(service).items()}
+        if any(path.startswith("/run/secrets/") for path in places):
+            places["/run/secrets"] = str(self._given_secrets(service))
+            places = {k: v for k, v in places.items() if not k.startswith("/run/secrets/")}
+        places |= self.addresses
+        names = "|".join(map(re.escape, sorted(places, key=len, reverse=True)))
+        # A name ends where a word does: /examples is not the beginning of /examples-of-mine.
+        return re.sub(rf"(?<![\w.])(?:{names})(?![\w-])", lambda found: places[found[0]], text)
+
+    def _source(self, source: str) -> Path:
+        return ROOT / source if source.startswith("./") else self.volume(source)
+
+    def _given_secrets(self, service: str) -> Path:
+        """Make what /run/secrets is in a container: the secrets that it is given, and no other.
+
+        A file whose secret is still the same is let be: a service that is starting may be reading it.
+        """
+        folder = self.folder / "given" / service
+        folder.mkdir(parents=True, exist_ok=True)
+        for path in mounts_of(service):
+            if path.startswith("/run/secrets/"):
+                secret, given = self.secrets / Path(path).name, folder / Path(path).name
+                if not given.exists() or given.read_bytes() != secret.read_bytes():
+                    given.write_bytes(secret.read_bytes())
+        return folder

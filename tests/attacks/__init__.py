@@ -1,0 +1,1 @@
+"""Attacks on the service and on secure sums."""

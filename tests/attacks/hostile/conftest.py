@@ -1,0 +1,40 @@
+"""One coordinator in a process of its own, which receives all hostile inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tests.attacks.hostile.scene import Scene, finish, set_up
+from tests.scene.coordinator_process import start_process
+
+
+@pytest.fixture(scope="session", params=["sqlite", pytest.param("postgres", marks=pytest.mark.long)])
+def backend(request: pytest.FixtureRequest) -> str:
+    """Which database the coordinator keeps."""
+    return str(request.param)
+
+
+@pytest.fixture(scope="session")
+def scene(
+    backend: str, fresh_database: Callable[[str], str], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Scene]:
+    """A round in progress, which must come to its proper end after everything that was thrown at it."""
+    served = start_process(fresh_database(backend), tmp_path_factory.mktemp("coordinator"))
+    try:
+        made = set_up(served)
+        yield made
+        finish(made)
+        assert "request-failed" not in served.log.read_text()
+    finally:
+        served.stop()
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Repeat what tests measured and said, for who reads only the end of their output."""
+    for kind in ("passed", "failed"):
+        for report in terminalreporter.stats.get(kind, []):
+            for name, value in report.user_properties:
+                if name == "said":
+                    terminalreporter.write_line(str(value))

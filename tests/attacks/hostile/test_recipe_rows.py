@@ -1,0 +1,131 @@
+"""Rows 28 to 41 for updates in few bits: positions, scales, codes, lengths, recipes, references.
+
+The adapter has four values and two, of which half travel: two codes and one, a scale and a bitmap for each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from schemas.messages.recipes import NAMED, Recipe
+from schemas.wire.compress import compress
+from schemas.wire.envelope import Array
+from tests.attacks.hostile.attack import Case, attack
+from tests.attacks.hostile.scene import RECIPE, Scene
+from tests.scene.rounds import coded_body, put, values
+
+Streams = dict[str, Array]
+_NO_DIGEST = "sha256:" + "0" * 64
+
+
+def make(scene: Scene, change: Callable[[Streams], object], **said: Any) -> bytes:
+    base = said.pop("base", scene.base)
+    return coded_body(scene.silo, 1, base, values(1.0), RECIPE, against=scene.base, change=change, **said)[0]
+
+
+def streams(change: Callable[[Streams], object]) -> Callable[[Scene], Any]:
+    return lambda scene: put(scene.silo, 1, make(scene, change))
+
+
+def stream(name: str, *items: float, dtype: type = np.uint8) -> Callable[[Scene], Any]:
+    """Put other items into a stream."""
+    return streams(lambda some: some.update({name: np.array(items, dtype)}))
+
+
+def positions(*items: int) -> Callable[[Scene], Any]:
+    return stream("positions", *items)
+
+
+def scales(*items: float) -> Callable[[Scene], Any]:
+    return stream("scales", *items, dtype=np.float16)
+
+
+def manifest(**said: Any) -> Callable[[Scene], Any]:
+    return lambda scene: put(scene.silo, 1, make(scene, lambda _: None, **said))
+
+
+def recipe(wanted: Recipe = RECIPE, **members: Any) -> Callable[[Scene], Any]:
+    """Declare another recipe of the same streams; ... leaves a member out."""
+
+    def send(scene: Scene) -> Any:
+        said = wanted.model_dump() | {"against": scene.base} | members
+        return manifest(recipe={name: value for name, value in said.items() if value is not ...})(scene)
+
+    return send
+
+
+def _unfolding(scene: Scene) -> Any:
+    body = make(scene, lambda some: some.update(codes=np.zeros(60 * 2**20, np.uint8)))
+    return put(scene.silo, 1, compress(body), "zstd")
+
+
+def _listed(scene: Scene) -> Any:
+    body = make(scene, lambda _: None, recipe={"values": "int4"})
+    before, after = b'\\"recipe\\":{\\"values\\":\\"int4\\"}', b'\\"recipe\\":[\\"values\\",\\"int4\\"]'
+    assert before in body
+    return put(scene.silo, 1, body.replace(before, after))
+
+
+def _square(scene: Scene) -> Any:
+    return streams(lambda some: some.update(codes=np.zeros((1, 2), np.uint8)))(scene)
+
+
+def _more_names(scene: Scene) -> Any:
+    return streams(lambda some: some.update({"b0.q.P": np.ones((2, 2), np.float32)}))(scene)
+
+
+PLACES = [
+    Case(33, "neither form", positions(2, 0b0011, 0, 0b01), 422, "sparse-index"),
+    Case(33, "a bitmap cut off", positions(0, 0b0011, 0), 422, "sparse-index"),
+    Case(33, "no places at all", streams(lambda some: some.pop("positions")), 422, "sparse-index"),
+    Case(33, "places of one tensor only", positions(0, 0b0011), 422, "sparse-index"),
+    Case(33, "a place behind the tensor", positions(0, 0b10001, 0, 0b01), 422, "sparse-index"),
+    Case(33, "more places than the density", positions(0, 0b1111, 0, 0b01), 422, "sparse-index"),
+    Case(33, "gaps where a bitmap is shorter", positions(1, 2, 0, 0), 422, "sparse-index"),
+    Case(33, "a number that does not end", positions(1, 0x80, 0x80, 0x80), 422, "sparse-index"),
+    Case(33, "fewer places than codes", positions(0, 0b0011, 0, 0), 422, "sparse-index"),
+    Case(33, "more bytes than places can have", positions(0, 0b11, 0, 0b01, 0), 422, "sparse-index"),
+    Case(33, "a code too few", stream("codes", 0x77), 422, "sparse-index"),
+    Case(33, "codes behind the last", stream("codes", 0x77, 0x07, 0), 422, "sparse-index"),
+    Case(33, "60 MiB of codes", _unfolding, 422, "sparse-index"),
+]
+NUMBERS = [
+    Case(34, "0 where codes are not", scales(0, 1), 422, "quant-scale"),
+    Case(34, "negative", scales(1, -1), 422, "quant-scale"),
+    Case(34, "minus zero", scales(1, -0.0), 422, "quant-scale"),
+    Case(34, "NaN", scales(1, float("nan")), 422, "quant-scale"),
+    Case(34, "infinite, as is 1e38 in float16", scales(1, float("inf")), 422, "quant-scale"),
+    Case(34, "the largest there is", scales(1, 65504), 422, "norm-exceeded"),
+    Case(34, "one too few", scales(1), 422, "quant-scale"),
+    Case(34, "one too many", scales(1, 1, 1), 422, "quant-scale"),
+    Case(34, "none", streams(lambda some: some.pop("scales")), 422, "quant-scale"),
+    Case(34, "the code that is never written", stream("codes", 0x87, 0x07), 422, "quant-code"),
+    Case(34, "a half byte behind the last code", stream("codes", 0x77, 0x17), 422, "quant-code"),
+]
+ABOUT = [
+    Case(28, "streams beside tensors", _more_names, 422, "tensor-schema"),
+    Case(29, "a stream of two dimensions", _square, 422, "tensor-schema"),
+    Case(30, "scales in float32", stream("scales", 1, 1e38, dtype=np.float32), 422, "tensor-dtype"),
+    Case(37, "streams that are said to be dense", manifest(recipe={}), 422, "recipe"),
+    Case(37, "a recipe that there is not", recipe(values="int3"), 422, "recipe"),
+    Case(37, "a recipe with more", recipe(error_feedback=True), 422, "recipe"),
+    Case(37, "no reference named", recipe(against=...), 422, "recipe"),
+    Case(37, "a reference that is no digest", recipe(against="x"), 422, "recipe"),
+    Case(37, "another recipe than the plan's", recipe(NAMED["int8_own_last"]), 422, "recipe"),
+    Case(37, "another density than the plan's", recipe(density=1.0), 422, "recipe"),
+    Case(37, "a recipe that is a list", _listed, 422, "metadata"),
+    Case(37, "streams of another round", manifest(round=2), 422, "metadata"),
+    Case(41, "streams of another base", manifest(base=_NO_DIGEST), 412, "base-mismatch"),
+    Case(41, "another reference", recipe(against=_NO_DIGEST), 412, "reference-mismatch"),
+    Case(41, "no reference", recipe(against=None), 412, "reference-mismatch"),
+]
+CASES = [*PLACES, *NUMBERS, *ABOUT]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_a_hostile_recipe_is_refused(scene: Scene, case: Case) -> None:
+    attack(scene, case)

@@ -1,3 +1,0 @@
-"""The whole system in one thread, on a clock and dice of its own: `python -m tests.fault_simulation
---help`.
-"""

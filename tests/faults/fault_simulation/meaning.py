@@ -1,0 +1,212 @@
+"""The meaning of updates written by a recipe, by their bytes and the earlier events.
+
+I14: what the service keeps of an accepted update is what the reference decoding of its bytes gives, exactly.
+I15: what rounding lost is in the next update of its agent exactly once, whatever killed whom in between.
+I16: an agent begins a round from the weights that it was given, but for the rounding of the plan's recipe.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from client_agent.rounds.encode_update import _rounding_seed
+from client_agent.storage.round_folder import RECEIPT
+from schemas.maths.adapter import SIGNATURE, pq_layout
+from schemas.messages.recipes import NAMED, SentRecipe, WeightsRecipeName
+from schemas.messages.updates import UpdateManifest
+from schemas.wire.compress import is_frame
+from schemas.wire.envelope import Envelope, slots, unpack
+from schemas.wire.header import Slot
+from schemas.wire.streams import decode, encode, stream_slots
+from tests.scene.tensors import split_tensors
+
+if TYPE_CHECKING:
+    from tests.faults.fault_simulation.world import World
+
+Values = NDArray[np.float32]
+
+_VALUE_BYTES = 4
+_STEPS: dict[WeightsRecipeName, float] = {"int8_own_last": 1.01 / 127, "int4_own_last": 1.01 / 7}
+"""How far rounding on the way may take a value from what it was, of the largest; scales are rounded too."""
+
+_PUBLISHED_STEPS: dict[WeightsRecipeName, float] = {"int8": 1.01 / 127, "int4": 1.01 / 7}
+"""How far published weights may be from what was computed, of the largest difference to those before."""
+
+_SIGNED = {SIGNATURE: Slot((None,), frozenset({"F32"}), optional=True)}
+
+
+@dataclass(frozen=True)
+class Body:
+    """An update as it was sent: its values, (values,), and the recipe they are written in; None = plainly."""
+
+    values: Values
+    recipe: SentRecipe | None
+
+
+def unpacked(body: bytes, rank: int) -> AbstractContextManager[Envelope]:
+    """Open an update, or weights."""
+    return unpack(
+        body,
+        encoding="zstd" if is_frame(body) else None,
+        expected={**slots(pq_layout(["b0.q"], rank)), **_SIGNED},
+        max_bytes=2**24,
+        coded={**stream_slots(), **_SIGNED},
+    )
+
+
+@lru_cache(maxsize=256)  # what was sent is looked at again when it is accepted, and when it is sent again
+def read_body(body: bytes, rank: int) -> Body:
+    """Read an update, or weights, in the order of the layout."""
+    layout = pq_layout(["b0.q"], rank)
+    with unpacked(body, rank) as envelope:
+        if set(layout) <= set(envelope.names):
+            return Body(flat({name: envelope.read_float32(name) for name in layout}), None)
+        sent = SentRecipe.model_validate(envelope.manifest(UpdateManifest).recipe)
+        return Body(flat(dict(decode(envelope, layout, sent.recipe))), sent)
+
+
+def pack_of(body: bytes, rank: int) -> str | None:
+    """Under which alignment pack does an update say that it was learnt?"""
+    with unpacked(body, rank) as envelope:
+        return envelope.manifest(UpdateManifest).pack
+
+
+def flat(tensors: dict[str, Values]) -> Values:
+    """Put tensors behind each other in the order of the layout."""
+    return np.concatenate([tensors[name].reshape(-1) for name in sorted(tensors)])
+
+
+class Meaning:
+    """Follows each client's updates from what it learnt to what the service keeps."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._recipe = NAMED[world.plan.recipe]
+        self._layout = pq_layout(["b0.q"], world.plan.rank)
+        self.states: dict[tuple[str, int], Values] = {}  # of accepted updates, by client and round
+        self._learnt: dict[tuple[int, int], list[Values]] = {}  # by agent and round, every attempt
+        self._starts: dict[tuple[int, int], list[Values]] = {}  # from what every attempt began
+        self._packs: dict[tuple[int, int], str | None] = {}  # by agent and round: of its last coded update
+        self._accepted_packs: dict[tuple[str, int], str | None] = {}  # by client and round
+        self._lost: dict[tuple[int, int], Values] = {}  # by agent and round: what its coded update left out
+
+    def record_training(self, agent: int, number: int, values: Values, start: Values) -> None:
+        """Note what an agent learns, and look from what it began."""
+        self._learnt.setdefault((agent, number), []).append(values)
+        self._starts.setdefault((agent, number), []).append(start)
+        client = self._client(agent)
+        given = self._given(client, number)
+        if given is None:
+            return
+        own = self._counted_before(client, number)
+        slack = 0.0
+        if own is not None and self._world.plan.summed is None:
+            largest = float(np.abs(given - self.states[client, own]).max())
+            slack = largest * _STEPS.get(self._world.plan.weights_recipe, 0.0)
+        if not np.allclose(start, given, rtol=0.0, atol=slack):
+            self._world.violated("I16", f"{client} began round {number} from other weights than it was given")
+
+    def published_slack(self, expected: NDArray[Any], number: int) -> float:
+        """Return the tolerance of weights for round `number`; 0 = they are no difference.
+
+        They may be a difference to what any client was given before: those of equal weights share it.
+        """
+        step = _PUBLISHED_STEPS.get(self._world.plan.weights_recipe, 0.0)
+        if not step:
+            return 0.0
+        before = [self._given(client, number - 1) for client in self._world.index_of_clients()]
+        moved = [float(np.abs(expected - values).max()) for values in before if values is not None]
+        return step * max(moved, default=0.0)
+
+    def attempts(self, agent: int, number: int) -> list[tuple[Values, Values]]:
+        """Return what an agent learnt in a round, and from what it began: every attempt."""
+        place = (agent, number)
+        return list(zip(self._learnt.get(place, []), self._starts.get(place, []), strict=True))
+
+    def sent(self, agent: int, number: int, body: bytes) -> None:
+        """See what an agent sends for the first time: what the recipe leaves of what it learnt and lost."""
+        made = read_body(body, self._world.plan.rank)
+        if made.recipe is None or not self._recipe.feeds_back:
+            return
+        client = self._client(agent)
+        given = self._given(client, number)
+        self._packs[agent, number] = pack_of(body, self._world.plan.rank)
+        carried = self._carried(agent, client, number)
+        for learnt in reversed(self._learnt.get((agent, number), [])):
+            wanted = split_tensors(learnt - given if given is not None else learnt, self._layout)
+            if carried is not None:
+                wanted = split_tensors(flat(wanted) + carried, self._layout)
+            coded = encode(wanted, self._recipe, "recipe", _rounding_seed(wanted))
+            if np.array_equal(flat(dict(decode(coded, self._layout, self._recipe))), made.values):
+                self._lost[agent, number] = flat(wanted) - made.values
+                if carried is not None:
+                    self._world.count("errors carried on")
+                return
+        self._world.violated("I15", f"agent {agent} sent something else in round {number} than it had to")
+
+    def accepted(self, client: str, number: int, digest: str, state: list[int]) -> None:
+        """Compare what the service keeps of an update that it has just accepted with what its bytes mean."""
+        content = self._world.oracle.body(digest)
+        body = read_body(content, self._world.plan.rank)
+        self._accepted_packs[client, number] = pack_of(content, self._world.plan.rank)
+        values = body.values
+        if body.recipe is not None:
+            self._world.count("coded updates")
+            reference = self._reference(client, number, body.recipe)
+            values = values if reference is None else reference + values
+        self.states[client, number] = values
+        kept = self._kept(*state)
+        if not np.array_equal(kept, values):
+            self._world.violated("I14", f"what is kept of {client}'s update of round {number} is another")
+
+    def _reference(self, client: str, number: int, sent: SentRecipe) -> Values | None:
+        if sent.reference == "none":
+            return None
+        own = self._counted_before(client, number) if sent.reference == "own_last" else None
+        packs = self._accepted_packs
+        if own is not None and packs.get((client, own)) != packs.get((client, number)):
+            own = None  # with its pack an update ends too
+        return self.states[client, own] if own is not None else self._given(client, number)
+
+    def _carried(self, agent: int, client: str, number: int) -> Values | None:
+        """Return an agent's residual of the round before, if it has the receipt.
+
+        What was learnt under another alignment pack is in other frames, and lost for good.
+        """
+        if self._packs.get((agent, number - 1)) != self._packs[agent, number]:
+            return None
+        folder = self._world.disks.folder / f"agent-{agent}"
+        has_receipt = any(folder.glob(f"*/rounds/{number - 1:06d}/{RECEIPT}"))
+        was_counted = client in self._world.oracle.ledger.counted.get(number - 1, ())
+        return self._lost.get((agent, number - 1)) if has_receipt and was_counted else None
+
+    def _counted_before(self, client: str, number: int) -> int | None:
+        counted = self._world.oracle.ledger.counted
+        return max((one for one in counted if one < number and client in counted[one]), default=None)
+
+    def _given(self, client: str, number: int) -> Values | None:
+        given = self._world.oracle.ledger.given
+        row = given.to(client, number)
+        return given.values[row] if row is not None else None
+
+    def _kept(self, payload: int, begin: int) -> Values:
+        chunks = self._connection.execute(
+            "SELECT data FROM payload_chunks WHERE payload_id = ? ORDER BY begin", (payload,)
+        )
+        raw = b"".join(data for (data,) in chunks)[begin:]
+        return np.frombuffer(raw[: self._world.plan.values * _VALUE_BYTES], "<f4")
+
+    def _client(self, agent: int) -> str:
+        found = {index: client for client, index in self._world.index_of_clients().items()}
+        return found[agent]
+
+    @property
+    def _connection(self) -> sqlite3.Connection:
+        return self._world.oracle.ledger.connection

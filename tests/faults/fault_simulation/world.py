@@ -1,0 +1,298 @@
+"""One schedule: replicas, agents, an operator and adversaries, until the settled state."""
+
+from __future__ import annotations
+
+import logging
+import traceback
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+
+from tests.faults.fault_simulation.agents import Agent, SimulatedSilo, without_models
+from tests.faults.fault_simulation.counting import groups_taken
+from tests.faults.fault_simulation.disk import Disks
+from tests.faults.fault_simulation.experts import banks_without_models
+from tests.faults.fault_simulation.fault_rates import FEW_IN_SUMS, FaultRates, Plan, fault_rates_of, plan_of
+from tests.faults.fault_simulation.oracle import Oracle
+from tests.faults.fault_simulation.people import Curious, Historian, Operator, TwoMouthed
+from tests.faults.fault_simulation.replicas import LEASE_SECONDS, Replica
+from tests.faults.fault_simulation.scheduler import Killed, Process, Scheduler, Violation
+from tests.faults.fault_simulation.seams import EPOCH, taken
+from tests.faults.fault_simulation.storage import begin_anew, workplace
+from tests.faults.fault_simulation.waits import waits_taken
+
+_SETTLING_SECONDS = 900.0
+_WORKERS_SUFFER_SECONDS = 40.0
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a schedule went."""
+
+    seed: int
+    digest: str
+    steps: int
+    seconds: float
+    facts: dict[str, int]
+    violation: str | None
+    trace: list[str]
+
+
+class World:
+    """Everything that there is in a schedule."""
+
+    def __init__(self, seed: int, *, trace: bool = False) -> None:
+        self.seed = seed
+        self.plan: Plan = plan_of(seed)
+        self.rates: FaultRates = fault_rates_of(seed, self.plan)
+        self.scheduler = Scheduler(seed)
+        self.scheduler.trace = [] if trace else None
+        self.facts: dict[str, int] = {}
+        self.ahead = 0.0  # how far the database's clock is before the schedule's
+        self.turned_back = 0.0
+        self.storm_begins: float | None = None
+        self.in_sums: Counter[tuple[str, int]] = Counter()  # what befell which agent in sums
+        self.disks = Disks(workplace() / "agents", lambda label: self.point(label, inside=True))
+        self.nature = Process("nature")
+        self.replicas: list[Replica] = []
+        self.agents: list[Agent] = []
+        self.silos: dict[int, SimulatedSilo] = {}
+        self.done: set[str] = set()
+        self.oracle = Oracle(self)
+        self.operator: Operator
+
+    # What the database and the disks ask.
+
+    def point(self, label: str, *, inside: bool = False) -> None:
+        """Interrupt the running process here and run others, unless `inside` a transaction."""
+        task = self.scheduler.here()
+        if task is None:
+            return
+        process = task.process
+        if not process.alive:
+            raise Killed
+        aggregates = task.is_worker and self.oracle.ledger.holds_lease(process.name)
+        suffers = self.is_stormy or (task.is_worker and self.scheduler.now < self.calm_since)
+        if suffers:
+            self._strike(process, label, often=aggregates or task.is_rare)
+        if not inside:
+            self.scheduler.sleep(self._delay(process, suffers=suffers, is_worker=task.is_worker))
+
+    def befalls_in_sum(self, what: str, agent: int, chance: float) -> bool:
+        """Draw whether something befalls an agent in a sum, if that was not often enough before."""
+        befalls = self.in_sums[what, agent] < FEW_IN_SUMS and self.scheduler.dice.random() < chance
+        self.in_sums[what, agent] += befalls
+        return befalls
+
+    def die_in_sum(self, label: str) -> None:
+        """Kill the running agent now and then where it sends a message of a sum."""
+        process = self.scheduler.current().process
+        if isinstance(process, Agent) and self.befalls_in_sum("dies", process.number, self.rates.sum_crash):
+            self._crash_agent(process, f"a sum's {label}")
+            raise Killed
+
+    def disk_is_full(self) -> bool:
+        """Draw whether the next write finds no space."""
+        if not self.is_stormy or self.scheduler.here() is None:
+            return False
+        is_full = self.scheduler.dice.random() < self.rates.disk_full
+        if is_full:
+            self.count("disk full")
+        return is_full
+
+    def committed(self) -> None:
+        """Look at what a transaction did."""
+        task = self.scheduler.here()
+        try:
+            self.oracle.look(task.process.name if task is not None else "nobody")
+        except Exception as error:  # not the product's, which might catch it
+            self.scheduler.fail(error)
+
+    def database_time(self) -> float:
+        """What the database's clock shows, seconds since 1970."""
+        return EPOCH + self.scheduler.now + self.ahead
+
+    # What everybody else asks.
+
+    @property
+    def is_stormy(self) -> bool:
+        """Whether things go wrong now."""
+        begins = self.storm_begins
+        return begins is not None and self.scheduler.now < begins + self.rates.until
+
+    @property
+    def calm_since(self) -> float:
+        """When the last fault may have happened: tickers suffer longest, as agents get on well only then."""
+        if self.storm_begins is None:
+            return 0.0
+        return self.storm_begins + self.rates.until + _WORKERS_SUFFER_SECONDS
+
+    def clock_of_agent(self, number: int) -> float:
+        """What an agent's clock shows."""
+        return EPOCH + self.scheduler.now + self.rates.skews[number]
+
+    def is_cut_off(self, agent: int, replica: int) -> bool:
+        """Whether an agent cannot reach a replica now."""
+        since = self.scheduler.now - (self.storm_begins or 0.0)
+        return self.is_stormy and any(
+            begin <= since < end and (agent, replica) == (one, other)
+            for begin, end, one, other in self.rates.partitions
+        )
+
+    def violated(self, promise: str, what: str) -> None:
+        """End the schedule: something happened that must not."""
+        self.scheduler.say(f"VIOLATION {promise}: {what}")
+        self.scheduler.fail(Violation(promise, what))
+
+    def note_fault(self, event: str, error: BaseException) -> None:
+        """Write down an error that the product logs."""
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        told = f"{type(error).__name__}: {str(error).splitlines()[0]}"
+        self.scheduler.say(f"logged {event}: {told} ({place.name}:{place.lineno})")
+
+    def count(self, fact: str) -> None:
+        """Count something worth telling."""
+        self.facts[fact] = self.facts.get(fact, 0) + 1
+
+    def agent_is_done(self, agent: Agent) -> None:
+        """Note that an agent has ended by itself."""
+        self.done.add(agent.name.partition(".")[0])
+
+    def index_of_clients(self) -> dict[str, int]:
+        """Which agent is which client?"""
+        named = self.oracle.ledger.connection.execute("SELECT id, name FROM clients ORDER BY id").fetchall()
+        return {client: int(name.removeprefix("c")) for client, name in named}
+
+    def begin_storm(self) -> None:
+        """From now on things go wrong."""
+        self.storm_begins = self.scheduler.now
+        for when, seconds in self.rates.jumps:
+            self.scheduler.spawn(self.nature, lambda by=seconds: self._jump(by), delay=when)
+
+    # What happens.
+
+    def _delay(self, process: Process, *, suffers: bool, is_worker: bool) -> float:
+        """Draw how long others run: mostly for moments, and now and then a single thread is slow."""
+        dice = self.scheduler.dice
+        slow = self.rates.slow * (3.0 if is_worker else 1.0)
+        if isinstance(process, Replica) and suffers and dice.random() < slow:
+            return dice.uniform(0.0, 1.5 * LEASE_SECONDS)
+        return dice.expovariate(50.0)
+
+    def _strike(self, process: Process, label: str, *, often: bool) -> None:
+        dice, rates = self.scheduler.dice, self.rates
+        draw = dice.random()
+        if isinstance(process, Replica):
+            more = 15.0 if often else 1.0
+            if draw < rates.replica_crash * more:
+                self._crash_replica(process, label)
+                raise Killed
+            if draw < (rates.replica_crash + rates.replica_stall) * more:
+                seconds = dice.uniform(0.3, 2.5) * LEASE_SECONDS
+                process.stopped_until = self.scheduler.now + seconds
+                self.count("stalls")
+                self.scheduler.say(f"{process.name} stops for {seconds:.1f} s at {label}")
+        elif isinstance(process, Agent) and draw < rates.agent_crash:
+            self._crash_agent(process, label)
+            raise Killed
+
+    def _crash_replica(self, replica: Replica, label: str) -> None:
+        self.scheduler.say(f"{replica.name} dies at {label}")
+        self.count(f"replica dies at {label}")
+        self.scheduler.kill(replica)
+
+        def restart() -> None:
+            self.replicas[replica.number] = Replica(self, replica.number, life=replica.life + 1)
+
+        self.scheduler.spawn(self.nature, restart, delay=self.scheduler.dice.uniform(0.2, 15.0))
+
+    def _crash_agent(self, agent: Agent, label: str) -> None:
+        self.scheduler.say(f"{agent.name} dies at {label}")
+        self.count(f"agent dies at {label}")
+        self.scheduler.kill(agent)
+        lost = []
+        if self.scheduler.dice.random() < self.rates.power:
+            lost = self.disks.lose_power(agent.folder)
+            self.scheduler.say(f"{agent.name} loses {len(lost)} files")
+        # Whoever was replacing a key may finish that, or forget about it and run.
+        self._restart_agent(agent, rotating=agent.rotating and self.scheduler.dice.random() < 0.5)
+
+    def stop_to_replace_key(self, agent: Agent) -> None:
+        """End an agent's process; the next one begins with a new key."""
+        self.scheduler.say(f"{agent.name} stops, to replace its key")
+        self.count("keys to be replaced")
+        self.scheduler.kill(agent)
+        self._restart_agent(agent, rotating=True)
+
+    def _restart_agent(self, agent: Agent, *, rotating: bool) -> None:
+        def restart() -> None:
+            place = self.agents.index(agent)
+            self.agents[place] = Agent(
+                self, agent.index, agent.token, life=agent.life + 1, thief=agent.thief, rotating=rotating
+            )
+
+        self.scheduler.spawn(self.nature, restart, delay=self.scheduler.dice.uniform(0.2, 10.0))
+
+    def _jump(self, seconds: float) -> None:
+        self.ahead += seconds
+        self.turned_back += max(0.0, -seconds)
+        self.count("clock jumps")
+        self.scheduler.say(f"the database's clock jumps by {seconds:.1f} s")
+
+    def _is_over(self) -> bool:
+        return self.operator.has_begun and len(self.done) == len(self.agents)
+
+    def run(self) -> None:
+        """Live through the schedule.
+
+        Raises:
+            Violation: a promise was broken.
+        """
+        begin_anew()
+        self.disks.clear()
+        self.oracle.open()
+        for number in range(self.plan.replicas):
+            self.replicas.append(Replica(self, number))
+        self.operator = Operator(self)
+        TwoMouthed(self)
+        Curious(self)
+        Historian(self)
+        try:
+            self.scheduler.run(self._is_over, _SETTLING_SECONDS)
+            self.oracle.settle(is_over=self._is_over())
+        finally:
+            self.scheduler.end()
+            self.oracle.close()
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Ignore the agents' log, and keep errors of the coordinator's."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logging.disable(before)
+
+
+def run_schedule(seed: int, *, trace: bool = False) -> Outcome:
+    """Play one schedule to its end."""
+    world = World(seed, trace=trace)
+    scheduler, violation = world.scheduler, None
+    with ExitStack() as stack:
+        stack.enter_context(_quiet())
+        stack.enter_context(taken(seed, lambda: scheduler.now, world.note_fault))
+        stack.enter_context(world.disks.taken())
+        stack.enter_context(without_models())
+        stack.enter_context(groups_taken(world.plan))
+        stack.enter_context(banks_without_models(world.plan))
+        stack.enter_context(waits_taken(scheduler))
+        try:
+            world.run()
+        except Violation as broken:
+            violation = str(broken)
+    return Outcome(
+        seed, scheduler.digest, scheduler.steps, scheduler.now, world.facts, violation, scheduler.trace or []
+    )

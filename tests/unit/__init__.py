@@ -1,0 +1,1 @@
+"""Tests of one package each, in the folders of the packages."""

@@ -1,0 +1,267 @@
+"""Scores after each round and at equal bytes, against one control, and what is noise."""
+
+from __future__ import annotations
+
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from rich.console import Console
+
+from studies.fair_search import RateTrial
+from studies.report.charts import chart_styles
+from studies.report.courses import Compared, Course
+from studies.report.courses_charts import differences, over_bytes, over_rounds
+from studies.report.estimates import estimate, verdict_of
+from studies.report.latex import latex_at_equal_bytes, latex_table
+from studies.report.page import write_page
+from studies.report.pictures import write_paper, write_pictures
+from studies.report.summary import Report, summarise
+from studies.report.tables import remarks, show
+from studies.results import CellResult, ClientRound
+from tests.scene.studies import result, study
+from tests.unit.studies.comparisons import finish_searches, planned_fair_comparison, store_finished
+
+ALONE = {1: 0.5, 2: 0.6, 3: 0.5}
+CHEAP = {1: 0.4, 2: 0.5, 3: 0.4}
+DEAR = {1: 0.55, 2: 0.35, 3: 0.3}
+
+
+def runs() -> list[CellResult]:
+    """Fabricate two rounds of three methods; one sends ten times as much as another, and gains late."""
+    made = []
+    for seed in ALONE:
+        alone = result("local_lora", seed, losses(0.9, ALONE[seed]), validated=True)
+        cheap = result("fedit", seed, losses(CHEAP[seed], CHEAP[seed]), final=ends(0.8), validated=True)
+        dear = result("fedex_lora", seed, losses(0.8, 0.8), final=ends(DEAR[seed]), validated=True)
+        made += [sending(alone, 0), cheap, sending(dear, 10)]
+    return made
+
+
+def losses(first: float, second: float) -> dict[str, tuple[float, float, float]]:
+    return {"aster": (1, first, second), "birch": (1, first, second)}
+
+
+def ends(loss: float) -> dict[str, float]:
+    return {"aster": loss, "birch": loss}
+
+
+def sending(done: CellResult, times: int) -> CellResult:
+    """Return a result whose clients send and receive so many times the bytes."""
+
+    def of(entry: ClientRound) -> ClientRound:
+        return entry.model_copy(
+            update={"bytes_up": times * entry.bytes_up, "bytes_down": times * entry.bytes_down}
+        )
+
+    clients = [c.model_copy(update={"rounds": [of(entry) for entry in c.rounds]}) for c in done.clients]
+    return done.model_copy(update={"clients": clients})
+
+
+@pytest.fixture
+def report(tmp_path: Path) -> Report:
+    return compared(tmp_path, runs())
+
+
+def compared(folder: Path, results: list[CellResult], **more: Any) -> Report:
+    trials = {"fedit": [RateTrial(rate=0.01, loss=0.5), RateTrial(rate=0.03, loss=None)]}
+    return summarise(study(folder), "battery", [1, 2, 3], results, [], **({"trials": trials} | more))
+
+
+def end(course: Course, score: str = "loss") -> Compared:
+    return course.rounds[score][-1]
+
+
+def test_a_point_is_the_best_state_until_the_weights_after_a_round(report: Report) -> None:
+    courses = report.courses
+    cheap = [round(c.value.mean, 3) for c in courses["fedit"].rounds["loss"]]
+    assert cheap == [1, 0.433, 0.433]  # the final weights are worse, and not taken
+    assert [round(c.value.mean, 3) for c in courses["fedex_lora"].rounds["loss"]] == [1, 0.8, 0.4]
+    assert [round(c.value.mean, 3) for c in courses["local_lora"].rounds["loss"]] == [1, 0.9, 0.533]
+    assert courses["fedit"].bytes == [2000, 5000, 8000]
+    assert courses["fedex_lora"].bytes == [20000, 50000, 80000]
+    assert courses["local_lora"].bytes == [0, 0, 0]
+
+
+def test_the_end_of_a_course_is_the_result_of_its_method(report: Report) -> None:
+    for method in report.methods:
+        for score in report.course_scores:
+            figures, last = method.scores["best"][score], end(report.courses[method.method], score)
+            assert last.value.values == pytest.approx(figures.mean.values)
+            if last.difference is not None:
+                paired = figures.against["local_lora"].seeds
+                assert last.difference.values == pytest.approx(paired.values)
+
+
+def test_scores_at_equal_bytes_are_those_of_the_rounds_that_fit(report: Report) -> None:
+    courses = report.courses
+    assert [round(budget) for budget in report.budgets] == [8000, 17235, 37133, 80000]
+    assert [round(c.value.mean, 3) for c in courses["fedex_lora"].budgets["loss"]] == [1, 1, 1, 0.4]
+    assert [round(c.value.mean, 3) for c in courses["fedit"].budgets["loss"]] == [0.433] * 4
+    assert [round(c.value.mean, 3) for c in courses["local_lora"].budgets["loss"]] == [0.533] * 4
+
+
+def test_a_method_can_pay_for_its_own_last_round_on_every_seed(tmp_path: Path) -> None:
+    results = [
+        sending(done, 11) if (done.method, done.seed) == ("fedex_lora", 2) else done for done in runs()
+    ]
+    made = compared(tmp_path, results)
+    dear = made.courses["fedex_lora"]
+    assert made.budgets[-1] >= 11 * 80_000
+    assert dear.budgets["loss"][-1] == end(dear)
+
+
+@pytest.mark.parametrize(
+    ("values", "verdict"),
+    [
+        ([-0.1, -0.1, -0.13], "lower"),
+        ([0.05, -0.25, -0.2], "noise"),
+        ([0.1, 0.11, 0.1], "higher"),
+        ([1.0], "one draw"),
+    ],
+)
+def test_a_difference_within_two_standard_errors_is_noise(values: list[float], verdict: str) -> None:
+    assert verdict_of(estimate(values)) == verdict
+
+
+def test_differences_are_paired_by_seed(report: Report) -> None:
+    cheap, dear = (end(report.courses[name]).difference for name in ("fedit", "fedex_lora"))
+    assert cheap is not None
+    assert dear is not None
+    assert cheap.values == pytest.approx([-0.1, -0.1, -0.1])
+    assert (verdict_of(cheap), verdict_of(dear)) == ("lower", "noise")
+    assert end(report.courses["local_lora"]).difference is None
+
+
+def test_tables_say_what_is_noise(report: Report) -> None:
+    printed = StringIO()
+    show(report, Console(file=printed, width=200))
+    for text in ("-0.133 ± 0.093 (noise)", "-0.100 ± 0.000", "0.01: 0.500, 0.03: diverged", "17 kB"):
+        assert text in printed.getvalue()
+    assert r"$-0.133 \pm 0.093$ (noise)" in latex_table(report)
+    paper = latex_at_equal_bytes(report)
+    assert r"$-0.133 \pm 0.093$ (noise)" in paper
+    assert paper.count(r"\begin{tabular}") == 2
+    assert Report.model_validate_json(report.model_dump_json()) == report
+
+
+@pytest.mark.parametrize("spread", [1.5, 8, 90, 5000])
+def test_an_axis_of_bytes_has_several_labels_and_one_of_rounds_whole_numbers(
+    report: Report, spread: float
+) -> None:
+    made = with_courses(report, bytes=[150e3 * spread ** (i / 2) for i in range(3)])
+    for figure in pictures(made):
+        FigureCanvasAgg(figure).draw()
+        axes = figure.axes[0]
+        low, high = axes.get_xlim()
+        shown = [
+            text
+            for text in axes.get_xticklabels()
+            if text.get_text() and low <= text.get_position()[0] <= high
+        ]
+        assert len(shown) >= 2
+    assert all(float(text.get_position()[0]).is_integer() for text in shown)
+
+
+@pytest.mark.parametrize(("factor", "scale"), [(1.0, "linear"), (0.001, "log")])
+def test_a_loss_that_falls_far_has_a_logarithmic_axis(report: Report, factor: float, scale: str) -> None:
+    best = report.courses["fedex_lora"]
+    *earlier, last = best.rounds["loss"]
+    fallen = last.model_copy(
+        update={"value": last.value.model_copy(update={"mean": factor * last.value.mean})}
+    )
+    made = with_courses(report, only="fedex_lora", rounds={**best.rounds, "loss": [*earlier, fallen]})
+    for figure in pictures(made):
+        assert figure.axes[0].get_yscale() == scale
+
+
+def with_courses(report: Report, only: str | None = None, **changes: Any) -> Report:
+    """Return a report with changed courses of all methods, or of one."""
+    methods = [
+        m.model_copy(update={"course": m.course.model_copy(update=changes)})
+        if m.course is not None and only in (None, m.method)
+        else m
+        for m in report.methods
+    ]
+    return report.model_copy(update={"methods": methods})
+
+
+def pictures(report: Report) -> list[Figure]:
+    drawn = [draw(report, chart_styles(report)) for draw in (over_bytes, over_rounds)]
+    return [figure for figure in drawn if figure is not None]
+
+
+def test_differences_have_a_panel_for_each_baseline_and_metric(report: Report) -> None:
+    figure = differences(report, chart_styles(report))
+    assert figure is not None
+    labels = ["test loss minus local_lora", "test exact_match minus local_lora"]
+    assert [axes.get_xlabel() for axes in figure.axes] == labels
+    assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["fedit", "fedex_lora"]
+
+
+@pytest.mark.slow
+def test_page_and_pictures_have_courses_and_searches(report: Report, tmp_path: Path) -> None:
+    write_page(report, tmp_path / "report.html")
+    page = (tmp_path / "report.html").read_text()
+    assert "-0.133 ± 0.093 (noise)" in page
+    assert "0.01: 0.500, 0.03: diverged" in page
+    files = {file.name for file in [*write_paper(report, tmp_path), *write_pictures(report, tmp_path)]}
+    names = [
+        f"{name}.{kind}" for name in ("over_rounds", "over_bytes", "differences") for kind in ("pdf", "png")
+    ]
+    assert {*names, "bytes.tex"} <= files
+
+
+def test_without_a_control_there_are_no_differences(tmp_path: Path) -> None:
+    made = compared(tmp_path, [done for done in runs() if done.method != "local_lora"])
+    assert made.control is None
+    assert all(end(course).difference is None for course in made.courses.values())
+    assert differences(made, chart_styles(made)) is None
+    assert "minus" not in latex_at_equal_bytes(made)
+
+
+def test_the_control_is_the_one_that_the_study_names(tmp_path: Path) -> None:
+    read = study(tmp_path, more='fair.control = "fedit"\n')
+    made = summarise(read, "battery", [1, 2, 3], runs(), [])
+    assert (made.control, made.baselines) == ("fedit", ["local_lora", "fedit"])
+    assert end(made.courses["fedit"]).difference is None
+    difference = end(made.courses["local_lora"]).difference
+    assert difference is not None
+    assert difference.values == pytest.approx([0.1, 0.1, 0.1])
+
+
+def test_a_method_that_draws_its_clients_has_no_course(tmp_path: Path) -> None:
+    results = [absent(done) if done.method == "fedex_lora" else done for done in runs()]
+    made = compared(tmp_path, results)
+    assert list(made.courses) == ["local_lora", "fedit"]
+    assert remarks(made)[-1].startswith("fedex_lora: clients take part in different rounds")
+
+
+def absent(done: CellResult) -> CellResult:
+    """Return a result of whose clients one was not drawn for the last round."""
+    first, *others = done.clients
+    return done.model_copy(
+        update={"clients": [first.model_copy(update={"rounds": first.rounds[:1]}), *others]}
+    )
+
+
+def test_searches_and_what_they_cost_are_in_the_report(tmp_path: Path) -> None:
+    comparison = planned_fair_comparison(tmp_path, "fair.rates = [0.1, 0.2]\n")
+    finish_searches(comparison, {0.1: 1, 0.2: 2})
+    for cell in comparison.cells:
+        store_finished(comparison, cell, 0.5)
+    made = comparison.reported()
+    assert [(cost.method, cost.seed, cost.rate) for cost in made.costs if cost.search] == [
+        ("local_lora", 0, 0.1),
+        ("local_lora", 0, 0.2),
+        ("fedit", 0, 0.1),
+        ("fedit", 0, 0.2),
+    ]
+    assert len(made.costs) == 8
+    assert made.paired_seeds == [1, 2]
+    assert made.search_seed == 0
+    assert made.methods[0].trials == [RateTrial(rate=0.1, loss=1), RateTrial(rate=0.2, loss=2)]
+    assert made.search_cpu_seconds == 4 + 4 * 0.5  # whole runs, and what agents searched in the others
