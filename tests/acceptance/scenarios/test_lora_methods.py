@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -72,7 +73,7 @@ def test_one_factor_is_shared_and_one_stays_private(run: Run, strategy: str, sen
     for agent in agents:
         assert {factor_of(name) for name in layout(agent)} == {sent}
         for name, values in served_weights(agent, 3).items():
-            mean = np.mean([trained(peer, 2).adapter[name] for peer in agents], axis=0)
+            mean = mean_by_examples(agents, [trained(peer, 2).adapter[name] for peer in agents])
             np.testing.assert_allclose(values, mean, rtol=1e-5, atol=1e-7)
     aster, birch = (trained(agent, 3).private for agent in agents)
     same = [np.array_equal(aster[name], birch[name]) for name in aster]
@@ -85,11 +86,21 @@ def test_lora_fair_reduces_the_error_of_cross_terms(run: Run) -> None:
         served = served_weights(agent, 3)
         for module in {name[:-2] for name in served}:
             sent = [trained(peer, 2).adapter for peer in agents]
-            ideal = np.mean([one[f"{module}.B"] @ one[f"{module}.A"] for one in sent], axis=0)
-            a, b = (np.mean([one[f"{module}.{side}"] for one in sent], axis=0) for side in "AB")
+            ideal = mean_by_examples(agents, [one[f"{module}.B"] @ one[f"{module}.A"] for one in sent])
+            a, b = (mean_by_examples(agents, [one[f"{module}.{side}"] for one in sent]) for side in "AB")
             np.testing.assert_allclose(served[f"{module}.A"], a, rtol=1e-5, atol=1e-7)
             error = np.linalg.norm(served[f"{module}.B"] @ a - ideal)
             assert error < np.linalg.norm(b @ a - ideal)
+
+
+def mean_by_examples(agents: Sequence[AgentProcess], values: Sequence[np.ndarray]) -> np.ndarray:
+    """Return the mean of the agents' values, weighted by their training examples."""
+    return np.average(values, axis=0, weights=training_examples(agents))
+
+
+def training_examples(agents: Sequence[AgentProcess]) -> list[int]:
+    counts = [re.search(r"(\d+) training", agent.log) for agent in agents]
+    return [int(count[1]) for count in counts if count is not None]
 
 
 def effective_changes(agent: AgentProcess, number: int) -> dict[str, np.ndarray]:
@@ -149,6 +160,7 @@ def written(weight: dict[str, np.ndarray]) -> Callable[[Silo], AbstractContextMa
 @pytest.mark.parametrize("strategy", ["fedex_lora", "flora"])
 def test_models_become_the_mean_of_all_changes(run: Run, strategy: str) -> None:
     agents = run(strategy)
+    counts = [1, 1] if strategy == "fedex_lora" else training_examples(agents)
     one = agents[0]
     bare = logits(one, written({}))
     for trained_in, served_for in ((2, 3), (3, None)):
@@ -157,7 +169,7 @@ def test_models_become_the_mean_of_all_changes(run: Run, strategy: str) -> None:
         wanted = {
             module: before[module]
             - product(served, module)  # it is part of what is sent
-            + np.mean([product(each, module) for each in sent], axis=0)
+            + np.average([product(each, module) for each in sent], axis=0, weights=counts)
             for module in modules(one)
         }
         expected = logits(one, written(wanted))
