@@ -23,8 +23,9 @@ PREFIXES: Final = "prefixes"
 MODELS: Final = "models"
 TRACKERS: Final = "trackers"
 EARLIER: Final = "earlier"
+REVISIONS: Final = "revisions"
 
 FILES: Final = (LOCK, KEY, NEXT_KEY, MEMBERSHIP, ENROLLED, PREPARED, LEDGER, START_SCORES, EXPERTS)
-FOLDERS: Final = (SENT, RATES, PREFIXES, MODELS, TRACKERS, EARLIER)
+FOLDERS: Final = (SENT, RATES, PREFIXES, MODELS, TRACKERS, EARLIER, REVISIONS)
 FEDERATION: Final = r"fed_[0-9a-f]+"
 """The pattern of a federation's folder."""

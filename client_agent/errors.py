@@ -359,6 +359,14 @@ class ExportInexact(AgentError):
     """An exported model has another held-out loss than the model in training."""
 
 
+class RevisionMissing(AgentError):
+    """The agent's folder has no such revision."""
+
+
+class ServedRevisionRefused(AgentError):
+    """A revision in an export folder is missing, or is not what was exported."""
+
+
 class UploadRefused(AgentError):
     """The hub did not accept an export."""
 

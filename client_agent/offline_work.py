@@ -35,6 +35,7 @@ def do_work(participant: Participant, pending: PendingWork) -> None:
     work = Work(participant, opened, pending.folder)
     if pending.task == "score":
         log.info("final weights: held-out %s", as_text(final_scores(participant, pending.folder).scores))
+        participant.keep_revisions(participant)
     elif pending.task == "train":
         # Up to the file that the next exchange sends; masks of a sum need the network, so its input stays
         # unmasked here.

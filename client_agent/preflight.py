@@ -9,12 +9,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from shutil import disk_usage
+from shutil import disk_usage, which
 
 from client_agent.adapters.frames import first_adapted_layer, random_frames
 from client_agent.adapters.inject import inject
 from client_agent.agent_entries import PREFIXES
 from client_agent.errors import AgentError, CoordinatorRefused, DataInvalid, NotEnrolled, SettingsUnusable
+from client_agent.export.gguf_lora import require_supported
+from client_agent.export.vllm_rules import require_served
 from client_agent.identity.agent_folder import read_membership
 from client_agent.identity.membership import connect_once, pending_key_file, require_enrolled
 from client_agent.model.examples import encode_all, encode_for, encode_some, learnt_end
@@ -102,6 +104,7 @@ def findings(config: Path | None, plan: Path | None = None) -> list[Finding]:
         "policy": lambda settings: _policy(settings, plan),
         "other members": lambda settings: _members(settings, plan),
         "trackers": _trackers,
+        "export": _export,
         "connection": _connection,
         "identity": _identity,
     }
@@ -209,6 +212,29 @@ def _disk(settings: AgentSettings, planned: SiloPlan) -> str:
     if free < needed:
         raise SettingsUnusable(f"{fact}; free space, or set `folder` to another disk")
     return f"{fact} ({planned.source})"
+
+
+def _export(settings: AgentSettings) -> str:
+    """Check the format, the folder and the command of exports after rounds.
+
+    Raises:
+        ExportUnsupported: the format does not support the base model's architecture.
+        SettingsUnusable: the command is no program on this machine.
+    """
+    table = settings.export
+    if table.after_round is None:
+        return "revisions stay in the agent's folder, as export.after_round is not set"
+    if table.after_round == "gguf":
+        require_supported(_loaded(settings))
+    if table.after_round == "vllm":
+        require_served(_loaded(settings))
+    require_writable_folder(table.folder, "export.folder")
+    if table.run and which(table.run[0]) is None:
+        raise SettingsUnusable(
+            f"export.run: {table.run[0]} is no program on this machine; correct the command"
+        )
+    command = f"; then {table.run[0]} runs for at most {table.run_seconds:g} s" if table.run else ""
+    return f"each new revision for {table.after_round} in {table.folder}{command}"
 
 
 def _size(count: int) -> str:

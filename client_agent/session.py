@@ -127,6 +127,7 @@ def open_participant(
     require_trackers(settings)
 
     from client_agent.identity.roster import read_pins
+    from client_agent.revisions.store import RevisionKeeper
     from client_agent.rounds.participant import Participant
     from client_agent.training.silo import open_silo
 
@@ -158,6 +159,7 @@ def open_participant(
                 checkpoint_seconds=settings.checkpoint_seconds,
                 reports_progress=settings.report_progress,
                 trackers=trackers,
+                keep_revisions=RevisionKeeper(settings, membership.name),
             )
 
 
@@ -219,7 +221,9 @@ def with_model(
         SettingsUnusable: a tracker of `report_to` is not installed.
     """
     require_trackers(settings)
+    from client_agent.identity.agent_folder import read_membership
     from client_agent.identity.membership import require_enrolled
+    from client_agent.revisions.store import RevisionKeeper
     from client_agent.rounds.participant import Participant, Trainer
     from client_agent.training.silo import open_silo
 
@@ -227,7 +231,8 @@ def with_model(
     require_enrolled(settings.folder, silo.base.slug, silo.tokenizer)
     silo.ranks = ranks
     trainer = Trainer(silo, client.session, stop.is_set, settings.lora_rank, settings.checkpoint_seconds)
-    return Participant(client.session, client.workspace, trainer, stop.sleep)
+    keeper = RevisionKeeper(settings, read_membership(settings.folder).name)
+    return Participant(client.session, client.workspace, trainer, stop.sleep, keeper)
 
 
 def require_trackers(settings: AgentSettings) -> None:

@@ -47,6 +47,8 @@ _CORRECT = f"Correct the file, or set an option as {_PREFIX}<OPTION>."
 _CONFIGURE = (
     f"Pass --config with a silo.toml, which `tessera agent init` writes, or set options as {_PREFIX}<OPTION>."
 )
+_SERVED = "tessera-served"
+ServedFormat = Literal["peft", "vllm", "gguf"]
 Quantization = Literal["none", "nf4", "int8"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 OptimizerName = Literal["adamw", "adamw8bit"]
@@ -57,6 +59,31 @@ class TrainerTable(BaseModel):
     """Options of a trainer, which its package checks."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
+
+
+class ExportTable(BaseModel):
+    """What happens with each new revision of the kept state, for a server that reads a folder."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+    after_round: ServedFormat | None = None
+    """The format in which each new revision is written; by default none is."""
+    folder: Path = Path(_SERVED)
+    """The folder of the exported revisions, and of the link `current`."""
+    run: tuple[Annotated[str, Field(min_length=1)], ...] = ()
+    """A command that runs after `current` has moved: a program and its arguments, without a shell."""
+    run_seconds: Annotated[float, Field(gt=0, le=3600)] = 60.0
+    """The time after which the command is stopped; training waits for it."""
+    readers: Literal["owner", "group", "all"] = "owner"
+    """Who may read the exported files on this machine, such as the user of the server."""
+    flat: bool = False
+    """Whether experts that are weighed by token are exported with equal weights for all tokens."""
+
+    @model_validator(mode="after")
+    def _runs_after_an_export(self) -> Self:
+        if self.run and self.after_round is None:
+            raise ValueError("run needs `after_round`, since it runs after an export")
+        return self
 
 
 class AgentSettings(BaseSettings):
@@ -163,6 +190,17 @@ class AgentSettings(BaseSettings):
     """Seconds between two stored positions of a round's training; a killed agent loses no more than that."""
     keep_rounds: Annotated[int, Field(ge=1)] = 2
     """The number of finished rounds that stay on disk."""
+    keep_revisions: Annotated[int, Field(ge=1)] = 10
+    """The number of kept states that stay on disk as revisions. The newest, the one with the lowest
+    validation loss, and the one that is served are never deleted.
+    """
+    revisions_mib: Annotated[int, Field(ge=1)] = 4096
+    """The limit in MiB of all revisions; the same three are never deleted."""
+    export: ExportTable = ExportTable()
+    """Export of each new revision for a server: the format `after_round`, the `folder`, a command to `run`
+    within `run_seconds`, the `readers` of the files (`owner`, `group` or `all`), and whether experts that are
+    weighed by token are written `flat`.
+    """
 
     @classmethod
     def from_toml(cls, file: Path | str) -> AgentSettings:
@@ -287,7 +325,22 @@ def _from_file(file: Path) -> dict[str, Any]:
         if isinstance(value, str):
             place = file.parent / Path(value).expanduser()
             options[option] = str(place) if place.exists() else value
+    _place_export(options, file.parent)
     template = options.get("chat_template")
     if isinstance(template, str) and template != "plain":
         options["chat_template"] = str(file.parent / Path(template).expanduser())
     return options
+
+
+def _place_export(options: dict[str, Any], beside: Path) -> None:
+    """Make the folder of exports, and the path of the command, relative to the file's folder."""
+    export = options.get("export", {})
+    if not isinstance(export, dict):
+        return
+    folder, command = export.get("folder", _SERVED), export.get("run")
+    if isinstance(folder, str):
+        export["folder"] = beside / Path(folder).expanduser()
+    # A plain name is searched for in PATH.
+    if isinstance(command, list) and command and isinstance(command[0], str) and "/" in command[0]:
+        export["run"] = [str(beside.absolute() / Path(command[0]).expanduser()), *command[1:]]
+    options["export"] = export

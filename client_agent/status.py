@@ -16,6 +16,7 @@ from client_agent.agent_entries import RATES
 from client_agent.errors import AgentError
 from client_agent.identity.agent_folder import Membership, is_in_use, read_membership
 from client_agent.identity.membership import connect_once
+from client_agent.revisions.history import ServingStatus, serving_status
 from client_agent.rounds.pending_work import pending_work
 from client_agent.secure_sum.progress import read_progress
 from client_agent.session import StopFlag, open_offline
@@ -89,7 +90,7 @@ class AgentStatus:
     does not run and the federation is not finished. `learning_rate` is the search's result, if the plan names
     no rate; `final_scores` are those of the final weights on the test examples. `last_sync` is the time of
     the last exchange by `tessera agent sync`, if there was one; `next_command` is None while an agent runs,
-    and after the end.
+    and after the end. `serving` is None if silo.toml exports no revisions.
     """
 
     name: str
@@ -104,6 +105,7 @@ class AgentStatus:
     rounds: list[RoundStatus]
     last_sync: str | None = None
     next_command: str | None = None
+    serving: ServingStatus | None = None
 
     def document(self) -> object:
         """Return the status as `tessera agent status --json` prints it."""
@@ -135,6 +137,7 @@ def read_status(settings: AgentSettings) -> AgentStatus:
         final_scores=final.scores if final is not None else None,
         last_sync=synced,
         next_command=None if running else _next_command(settings, home, synced is not None, finished),
+        serving=serving_status(settings),
         rounds=[_round(folder) for folder in RoundFolders(home / "rounds").newest_first()],
     )
 

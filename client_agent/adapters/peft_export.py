@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
-import safetensors.numpy
 from safetensors import SafetensorError
 from torch import nn
 from transformers.pytorch_utils import Conv1D
@@ -31,6 +30,7 @@ from client_agent.adapters.peft_folder import (
 from client_agent.errors import AdapterUnreadable, LayoutMismatch
 from client_agent.model.loading import BaseModel
 from client_agent.storage.files import write_durably
+from client_agent.storage.tensor_metadata import save_tensors
 
 
 def write_checkpoint(
@@ -44,7 +44,8 @@ def write_checkpoint(
     # Servers such as llama.cpp and vLLM know one rank and one alpha for all modules.
     rank = max(len(lora.A) for lora in factors.values())
     tensors = _tensors({path: padded(lora, rank) for path, lora in factors.items()})
-    write_durably(folder / TENSORS, safetensors.numpy.save(tensors, metadata=metadata_for(base)))
+    # The same bytes each time: a revision that is exported again must have the digests that servers know.
+    write_durably(folder / TENSORS, save_tensors(tensors, metadata_for(base)))
     config = _config(factors, rank, cast(nn.Module, base.model), model_name)
     write_durably(folder / CONFIG, f"{json.dumps(config, indent=2, sort_keys=True)}\n".encode())
 

@@ -17,6 +17,7 @@ from client_agent.cli import (
     init,
     offline,
     pivot,
+    revisions,
     sent,
     train,
 )
@@ -29,6 +30,7 @@ _GROUPS = (
     offline.offline,
     generate.generating,
     export.exporting,
+    revisions.revising,
     train.training,
     alignment.aligning,
     init.beginning,
@@ -36,7 +38,20 @@ _GROUPS = (
     pivot.pivot,
 )
 _PANELS = {
-    None: ("init", "data", "check", "enrol", "run", "status", "sent", "generate", "export", "train"),
+    None: (
+        "init",
+        "data",
+        "check",
+        "enrol",
+        "run",
+        "status",
+        "sent",
+        "generate",
+        "history",
+        "export",
+        "rollback",
+        "train",
+    ),
     "Without a network": ("sync", "work"),
     "Identity": ("rotate-key", "accept-restored"),
     "Alignment": ("align", "alignment-test", "write-anchors", "make-pivot-pack"),

@@ -26,6 +26,14 @@ Round = Annotated[
         "--round", help="Number of a round whose files are still on disk, or latest.", show_default="latest"
     ),
 ]
+Revision = Annotated[
+    int | None,
+    typer.Option(
+        "--revision",
+        min=1,
+        help="In place of a round: number of a revision of the kept state; `agent history` lists them.",
+    ),
+]
 File = Annotated[
     Path | None,
     typer.Option(
@@ -110,14 +118,24 @@ def adapter_source(
     plan: Path | None,
     pack: Path | None,
     variant: Variant,
+    revision: int | None = None,
 ) -> _AdapterSource:
     """Return the adapter that the options select.
 
     Raises:
         SettingsUnusable: the options contradict each other, or one is missing.
-        NotEnrolled, NothingTrained, AdapterUnreadable, PlanUnusable, ProvenanceMismatch: the adapter does not
-            exist, or does not fit the plan.
+        NotEnrolled, NothingTrained, RevisionMissing, AdapterUnreadable, PlanUnusable, ProvenanceMismatch: the
+            adapter does not exist, or does not fit the plan.
     """
+    if revision is not None:
+        if variant != "kept" or any(option is not None for option in (number, file, plan, pack)):
+            raise SettingsUnusable(
+                "--revision selects one kept state; leave out --round, --variant, --adapter, --plan and "
+                "--pack"
+            )
+        from client_agent.revisions.push import revision_adapter
+
+        return revision_adapter(settings.folder, revision)
     if file is None:
         if plan is not None or pack is not None:
             raise SettingsUnusable(

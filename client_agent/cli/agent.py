@@ -272,6 +272,10 @@ def _show(agent_status: AgentStatus) -> None:
     if gated is not None and gated.gates is not None:
         shares = ", ".join(f"{block} {share:.2f}" for block, share in gated.gates.items())
         facts.add_row("gates", f"share of the served weights after round {gated.round}, by block: {shares}")
+    if (serving := agent_status.serving) is not None:
+        facts.add_row("serving", Text(str(serving)))
+        if serving.failure is not None:
+            facts.add_row("to try again", Text(serving.failure))
     rounds = Table("round", "loss", "kept", "scores of the kept", "rate", "bytes sent", "state")
     for row in agent_status.rounds:
         loss = "-" if row.served is None else f"{row.served:.3f} -> {row.trained:.3f}"

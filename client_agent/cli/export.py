@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from client_agent.cli.adapters import File, Pack, Plan, Round, Which, adapter_source
+from client_agent.cli.adapters import File, Pack, Plan, Revision, Round, Which, adapter_source
 from client_agent.cli.console import Config, clear_errors, opened_settings
 from client_agent.errors import SettingsUnusable
 from client_agent.export.folder import require_free
 from schemas.user_files import require_writable_folder
 
 if TYPE_CHECKING:
-    from client_agent.export.artefact import Artefact, Target
-    from client_agent.export.facts import TrainingFacts
     from client_agent.export.job import ExportResult, Losses
-    from client_agent.settings import AgentSettings, Dtype
-    from client_agent.training.silo import Silo
+    from client_agent.settings import AgentSettings
 
 exporting = typer.Typer()
 
-_GGUF = ".gguf"
 _BaseGguf = Annotated[
     Path | None,
     typer.Option(
@@ -69,6 +64,7 @@ def export(
     config: Config = None,
     number: Round = None,
     variant: Which = "kept",
+    revision: Revision = None,
     adapter: File = None,
     plan: Plan = None,
     pack: Pack = None,
@@ -95,21 +91,24 @@ def export(
     - `tessera agent export --config silo.toml --out adapter`
 
     - `tessera agent export --config silo.toml --out model --for merged`
+
+    - `tessera agent export --config silo.toml --out adapter --revision 7`
     """
     with clear_errors(), opened_settings(config) as settings:
         _require_writable(out)
         _require_one_form(target, dtype, routed=routed, flat=flat)
         require_free(out, force=force)
         base_file = _base_file(settings, base_gguf, target)
-        source = adapter_source(settings, number, adapter, plan, pack, variant)
+        source = adapter_source(settings, number, adapter, plan, pack, variant, revision)
         facts = source.facts()
         from client_agent.export.job import export_adapter
+        from client_agent.export.silo_export import FolderFinisher, artefact_of_silo
         from client_agent.export.xlora import export_routed
         from client_agent.training.silo import open_silo
 
         silo = open_silo(settings)
-        artefact = _artefact(target, push or out.resolve().name, settings, base_file, silo, dtype)
-        finish = _FolderFinisher(silo, facts, artefact, settings, routed)
+        artefact = artefact_of_silo(target, push or out.resolve().name, settings, base_file, silo, dtype)
+        finish = FolderFinisher(silo, facts, artefact, settings, routed)
         if routed:
             written, placed = export_routed(silo, source, facts, artefact.base_name, out, finish, force=force)
         else:
@@ -123,74 +122,6 @@ def export(
             from client_agent.export.push import upload
 
             print(upload(out, placed.files, push))
-
-
-@dataclass(frozen=True, slots=True)
-class _FolderFinisher:
-    """Writes the model card, and the chat template where the format has none."""
-
-    silo: Silo
-    facts: TrainingFacts
-    artefact: Artefact
-    settings: AgentSettings
-    routed: bool
-
-    def precision(self, written: ExportResult) -> str:
-        from client_agent.adapters.peft_export import precision_note
-        from client_agent.model.quantization import precision_of
-
-        if written.origin is not None:
-            return precision_note(written.origin.precision)
-        return precision_note(precision_of(self.silo.base.model), was="scored")
-
-    def __call__(self, folder: Path, written: ExportResult) -> None:
-        from client_agent.export.model_card import CardFacts, licence_of, write_card
-        from client_agent.export.serving import TEMPLATE, commands, routed_commands
-
-        template = self.silo.base.tokenizer.chat_template
-        if self.artefact.chat and self.artefact.target in ("peft", "vllm") and isinstance(template, str):
-            (folder / TEMPLATE).write_text(template, "utf-8")
-        model = Path(self.settings.model)
-        card = CardFacts(
-            artefact=self.artefact,
-            base=_shown_name(self.settings),
-            slug=self.silo.base.slug,
-            frozen=self.silo.base.parts.frozen.sentences(),
-            licence=licence_of(self.artefact.source, model if model.suffix == _GGUF else None),
-            losses=written.losses,
-            precision=self.precision(written),
-            commands=routed_commands(self.artefact)
-            if self.routed
-            else commands(self.artefact, written.factors),
-            routed=self.routed,
-        )
-        write_card(folder, self.facts, card)
-
-
-def _artefact(
-    target: Target,
-    name: str,
-    settings: AgentSettings,
-    base_file: Path | None,
-    silo: Silo,
-    dtype: Dtype | None,
-) -> Artefact:
-    from client_agent.export.artefact import Artefact
-    from client_agent.training.silo import dtype_named
-
-    source = _dense_source(settings)
-    is_folder = Path(source).is_dir()
-    base_name = silo.base.slug if is_folder else source
-    beside = f"./{base_file.name if base_file is not None else base_name}"
-    return Artefact(
-        target=target,
-        name=name.rpartition("/")[2],
-        source=source,
-        base_name=base_name,
-        base_file=beside if is_folder or base_file is not None else base_name,
-        chat=bool(silo.data.train[0].turns),
-        dtype=dtype_named(dtype, silo.base.device, "none") if dtype is not None else None,
-    )
 
 
 def _require_writable(out: Path) -> None:
@@ -211,7 +142,7 @@ def _base_file(settings: AgentSettings, option: Path | None, target: str) -> Pat
     """Return the base model's .gguf file: the option, or the silo's model if it is one."""
     if option is not None and target != "gguf":
         raise SettingsUnusable("--base-gguf belongs to --for gguf; leave it out")
-    file = option or (Path(settings.model) if settings.model.lower().endswith(_GGUF) else None)
+    file = option or (Path(settings.model) if settings.model.lower().endswith(".gguf") else None)
     if file is not None and not file.is_file():
         raise SettingsUnusable(f"--base-gguf: {file} is not a file; pass the base model's .gguf file")
     return file.resolve() if file is not None else None
@@ -263,16 +194,3 @@ def _dtype_line(written: ExportResult) -> str:
     elif not losses.is_kept:
         line += f" as set, with loss {losses.export:.4f} instead of {losses.adapter:.4f}"
     return line
-
-
-def _shown_name(settings: AgentSettings) -> str:
-    """Return the base model's hub id, or the name of its file or folder without this machine's paths."""
-    return Path(settings.model).name if Path(settings.model).exists() else settings.model
-
-
-def _dense_source(settings: AgentSettings) -> str:
-    """Return the base model's dense weights on this machine: an absolute path, or the hub id unchanged."""
-    from client_agent.model.gguf import model_folder
-
-    model = model_folder(settings.model, settings.folder)
-    return str(Path(model).resolve()) if Path(model).is_dir() else model

@@ -13,6 +13,7 @@ from client_agent.cli.adapters import (
     FileOrFolder,
     Pack,
     Plan,
+    Revision,
     Round,
     Which,
     _AdapterSource,
@@ -65,6 +66,7 @@ def generate(
     stop: Annotated[list[str] | None, typer.Option(help="Text that ends the answer; repeatable.")] = None,
     number: Round = None,
     variant: Which = "kept",
+    revision: Revision = None,
     base: Annotated[bool, typer.Option("--base", help="Use the base model without an adapter.")] = False,
     adapter: FileOrFolder = None,
     plan: Plan = None,
@@ -78,15 +80,15 @@ def generate(
     Example: `tessera agent generate --config silo.toml --prompt 'Who wrote it?' --compare`
     """
     with clear_errors(), opened_settings(config) as settings:
-        selects = any(option is not None for option in (number, adapter, plan, pack))
+        selects = any(option is not None for option in (number, adapter, plan, pack, revision))
         _require_model(base=base, compare=compare, selects=selects)
         _require_prompt(prompt, interactive=interactive, as_json=as_json)
         _require_sampling(temperature, top_p, seed)
         # Options are checked before the model is loaded, which may take minutes.
         stops = _stop_texts(stop or [])
-        checkpoint = _checkpoint(number, adapter, plan, pack)
+        checkpoint = _checkpoint(number, adapter, plan, pack) if revision is None else None
         unused = base or checkpoint is not None
-        source = None if unused else adapter_source(settings, number, adapter, plan, pack, variant)
+        source = None if unused else adapter_source(settings, number, adapter, plan, pack, variant, revision)
         from client_agent.cli.conversation import Conversation, Side
         from client_agent.model.generation import Decoding
         from client_agent.training.silo import open_silo

@@ -69,6 +69,11 @@ train = {local(train)}
 # policy.modules = ["q", "v"]
 # policy.max_update_bytes = 5000000
 # policy.sends = ["sketches", "scores", "progress"]
+
+# Each state that is kept, in a folder for a server, with a link `current`; and a command that then runs.
+# export.after_round = "peft"
+# export.folder = "tessera-served"
+# export.run = ["systemctl", "reload", "my-server"]
 """
 
 

@@ -17,7 +17,14 @@ from client_agent.errors import AdapterUnreadable, DownloadDamaged
 from client_agent.rounds.client import Session
 from client_agent.rounds.served_weights import read_weights
 from client_agent.storage.files import write_durably
-from client_agent.storage.round_folder import BANK, FINAL_BANK, WEIGHTS, RoundFolder, RoundFolders
+from client_agent.storage.round_folder import (
+    BANK,
+    EXPERT_BODIES,
+    FINAL_BANK,
+    WEIGHTS,
+    RoundFolder,
+    RoundFolders,
+)
 from client_agent.storage.tensor_metadata import open_body
 from schemas.maths.adapter import Layout
 from schemas.maths.bank import SHARED, bank_tensor, bank_tensors
@@ -28,8 +35,6 @@ from schemas.wire.envelope import slots
 from schemas.wire.errors import BodyRefused
 
 log = logging.getLogger(__name__)
-
-_EXPERTS = "experts"
 
 Arrays = dict[str, NDArray[np.float32]]
 
@@ -180,7 +185,7 @@ def _stored(home: Path, entry: ExpertReference) -> bytes:
 
 
 def _file(home: Path, digest: str) -> Path:
-    return home / _EXPERTS / _name(digest)
+    return home / EXPERT_BODIES / _name(digest)
 
 
 def _name(digest: str) -> str:
@@ -188,7 +193,7 @@ def _name(digest: str) -> str:
 
 
 def _forget_unused(home: Path, used: set[str]) -> None:
-    folder = home / _EXPERTS
+    folder = home / EXPERT_BODIES
     for file in folder.iterdir() if folder.is_dir() else ():
         if file.name not in used:
             file.unlink(missing_ok=True)

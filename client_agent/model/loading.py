@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-import re
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from math import prod
@@ -31,21 +27,17 @@ from client_agent.model.gguf import model_folder
 from client_agent.model.measurement import measured
 from client_agent.model.named_parts import require_named
 from client_agent.model.quantization import bits_and_bytes, keep_differentiable
+from client_agent.model.slug import config_of, slug_of
 from client_agent.model.stop_tokens import read_configured_stops
 from client_agent.model.token_rows import compare_rows
 from client_agent.model.tokens import TokenStore
-from client_agent.model.weight_files import read_header, require_plain, stored_tensors, weight_files
+from client_agent.model.weight_files import read_header, require_plain, weight_files
 from client_agent.settings import Quantization
 from schemas.messages.enrolment import LayerRun
 from schemas.messages.federations import ALL_ROLES, Role
 
-_IGNORED_CONFIG_KEYS = frozenset(
-    {"_name_or_path", "architectures", "dtype", "torch_dtype", "transformers_version", "use_cache"}
-)
 # Without the latter a folder that names code of its own causes a prompt.
 _DATA_ONLY: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
-_WIDTHS = ("hidden_size", "n_embd", "d_model")
-_DEPTHS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 _CONTEXTS = ("max_position_embeddings", "max_seq_len", "seq_length")
 _UNLIMITED = 2**20  # of models without position embeddings, such as those with ALiBi
 _FILES = ["*.json", "model*.safetensors", "*.model", "*.txt", "*.jinja"]
@@ -138,7 +130,7 @@ def load_base_model(
             no row for that token.
     """
     folder = _folder_of(source)
-    config = _config_of(folder)
+    config = config_of(folder)
     require_plain(source, config)
     # Before any weight is read, which may take minutes.
     _require_known(folder, str(config.get("model_type")))
@@ -200,33 +192,8 @@ def _require_known(folder: Path, kind: str) -> None:
 
 
 def base_model_slug(source: str) -> str:
-    """Derive the slug of exact weights: `<model type>-<width>x<layers>-<12 hex digits>`.
-
-    The digits are a SHA-256 over config.json, without keys that do not change the function (names, dtypes,
-    versions), and over every tensor's name, dtype, shape and bytes, sorted by name: equal for one file and
-    for shards. The precision of the weights in memory is not part of the slug.
-
-    Raises:
-        ModelNotFound: config.json or safetensors weights are missing, ambiguous or damaged.
-    """
-    folder = _folder_of(source)
-    digest = hashlib.sha256()
-    # Keys that do not change the function, such as names and versions.
-    config = {key: value for key, value in _config_of(folder).items() if key not in _IGNORED_CONFIG_KEYS}
-    digest.update(json.dumps(config, sort_keys=True).encode())
-    for header, chunks in stored_tensors(folder):
-        digest.update(header.encode())
-        for chunk in chunks:
-            digest.update(chunk)
-    kind = re.sub(r"[^A-Za-z0-9]+", "-", str(config.get("model_type", "model"))).strip("-")[:80]
-    return f"{kind}-{_number(config, _WIDTHS)}x{_number(config, _DEPTHS)}-{digest.hexdigest()[:12]}"
-
-
-def _number(config: Mapping[str, object], names: Sequence[str]) -> object:
-    """Return the first of these numbers that config.json has, or its text_config; 0 = none."""
-    text = config.get("text_config")
-    sources = [config, *([cast(dict[str, object], text)] if isinstance(text, dict) else [])]
-    return next((source[name] for source in sources for name in names if name in source), 0)
+    """Derive the slug of a base model, a folder or a hub id; see `slug_of`."""
+    return slug_of(_folder_of(source))
 
 
 def parameter_count(source: str) -> int:
@@ -259,18 +226,6 @@ def _folder_of(source: str) -> Path:
             f"{source}: neither a folder nor a model that can be downloaded from the hub ({error}); "
             "check the name, or download the model and set model to its folder"
         ) from error
-
-
-def _config_of(folder: Path) -> dict[str, object]:
-    try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ModelNotFound(
-            f"{folder}: no readable config.json ({error}); set model to a model's folder"
-        ) from error
-    if not isinstance(config, dict):
-        raise ModelNotFound(f"{folder}: config.json is not an object; set model to a model's folder")
-    return cast(dict[str, object], config)
 
 
 def load_tokenizer(source: str) -> PreTrainedTokenizerFast:

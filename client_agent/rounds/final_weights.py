@@ -42,6 +42,7 @@ def finish(participant: Participant, brief: FinishedBrief) -> None:
     try:
         scores = final_scores(participant, newest)
         log.info("final weights: held-out %s; %s", as_text(scores.scores), scores.choice)
+        participant.keep_revisions(participant)
         send_final_scores(participant, scores, brief.round - 1)
     except Stopped:
         raise

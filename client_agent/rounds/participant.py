@@ -138,14 +138,24 @@ class Trainer:
         return origin_of(self.silo.base, brief.adapter, frames, gated=gated, seed=brief.training.seed)
 
 
+def _keep_nothing(participant: Participant) -> None:
+    """Add no revisions, as for simulated clients."""
+
+
 @dataclass(frozen=True, slots=True)
 class Participant:
-    """A client that can take part in rounds; `sleep` waits, and raises `Stopped` if the agent is stopped."""
+    """A client that can take part in rounds.
+
+    Attributes:
+        sleep: waits, and raises `Stopped` if the agent is stopped.
+        keep_revisions: adds the states that this silo kept to its revisions, and exports them if it wants to.
+    """
 
     session: Session
     workspace: Workspace
     trainer: Trainer
     sleep: Callable[[float], None] = time.sleep
+    keep_revisions: Callable[[Participant], None] = _keep_nothing
 
     @classmethod
     def of(
@@ -168,6 +178,7 @@ class Participant:
         checkpoint_seconds: float = CHECKPOINT_SECONDS,
         reports_progress: bool = False,
         trackers: Trackers = NO_TRACKERS,
+        keep_revisions: Callable[[Participant], None] = _keep_nothing,
     ) -> Participant:
         workspace = Workspace(folder, member.federation_id, keep_rounds, rates)
         session = Session(
@@ -184,4 +195,4 @@ class Participant:
             trackers=trackers,
         )
         trainer = Trainer(silo, session, stop, lora_rank, checkpoint_seconds, reports_progress)
-        return cls(session, workspace, trainer, sleep)
+        return cls(session, workspace, trainer, sleep, keep_revisions)

@@ -60,17 +60,19 @@ def take_part(participant: Participant, brief: RoundBrief, *, until: str | None 
         # First of all: the machine with the model finds its next task by this file.
         folder.write(BRIEF, brief.model_dump_json().encode())
     _run(Work(participant, OpenedBrief.read(folder), folder), until)
+    participant.keep_revisions(participant)
     # After the round, so that a failure in it leaves the earlier adapters.
     rounds.forget_old(participant.workspace.keep_rounds)
     return True
 
 
 def resume(participant: Participant) -> None:
-    """Finish the delivery or the sum of an earlier run that was interrupted."""
+    """Finish the delivery or the sum of an earlier run that was interrupted, and the export of revisions."""
     folder = next(participant.workspace.rounds.newest_first(), None)
     if folder is not None and (folder.has(UPDATE) or folder.has(INPUT)) and not folder.finished:
         log.info("round %d: resuming", folder.number)
         _run(Work(participant, OpenedBrief.read(folder), folder))
+    participant.keep_revisions(participant)
 
 
 def _deliver_again(work: Work) -> bool:

@@ -48,6 +48,8 @@ SUM_PROGRESS = "sum_progress.json"
 RECEIPT = "receipt.json"
 SCORES_SENT = "scores_sent.json"
 CLOSED = "closed.json"
+# The number of the revision that holds the state that this round kept.
+REVISION = "revision.json"
 # The files of a trainer of the silo's own, until the round is trained.
 TRAINER = "trainer"
 # The secrets and messages of a round's secure sums; no copy of a round's folder has them.
@@ -57,6 +59,9 @@ FINAL_WEIGHTS = "final_weights.safetensors"
 FINAL_BANK = "final_bank.json"
 FINAL_SCORES = "final_scores.json"
 FINAL_SCORES_SENT = "final_scores_sent.json"
+FINAL_REVISION = "final_revision.json"
+# The folder of the experts of a bank, by their digests.
+EXPERT_BODIES = "experts"
 MANIFEST = "manifest.json"
 PLAN = "plan.json"
 

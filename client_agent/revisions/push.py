@@ -1,0 +1,465 @@
+"""Export new revisions into the folder that a server reads, move `current`, and run the owner's command.
+
+Each step is found from what is on the disk, so that a killed agent continues at the first missing one:
+export -> seal (one rename) -> point `current` -> run. A failure is a warning; training goes on, and the step
+is tried again: at the next revision, at the next start, and after a pause that doubles.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Final, Literal
+
+from pydantic import ValidationError
+
+from client_agent.agent_entries import REVISIONS
+from client_agent.errors import AgentError, ServedRevisionRefused, SettingsUnusable, Stopped
+from client_agent.revisions.served_folder import (
+    ServedFolder,
+    ServedRevision,
+    digests_below,
+    label_of,
+    parsed_label,
+)
+from client_agent.revisions.store import Revision, RevisionStore
+from client_agent.storage.files import write_durably
+from schemas.messages.base import Strict
+from schemas.user_files import FileUnusable, complaint, is_blocked, is_full, require_writable_folder
+
+if TYPE_CHECKING:
+    from client_agent.export.facts import TrainingFacts
+    from client_agent.rounds.checkpoints import AdapterWithOrigin
+    from client_agent.settings import AgentSettings
+    from client_agent.training.silo import Silo
+
+log = logging.getLogger("tessera.agent")
+
+_STATE = "serving.json"
+_MODES: Final = {"owner": 0o600, "group": 0o640, "all": 0o644}
+_FIRST_PAUSE, _LONGEST_PAUSE = 60.0, 3600.0
+_POLL_SECONDS = 0.1
+_GRACE_SECONDS = 5.0
+_LAST_OUTPUT = 500
+_SECRETS = ("TESSERA_AGENT_TOKEN", "HF_TOKEN", "TESSERA_ADMIN_TOKEN")
+
+Step = Literal["export", "link", "run"]
+_NAMES: Final[dict[Step, str]] = {
+    "export": "the export",
+    "link": "the move of the link `current`",
+    "run": "the command of export.run",
+}
+
+
+class PushFailure(Strict):
+    """A step that failed, and is tried again.
+
+    Attributes:
+        revision: the number of the revision.
+        at: seconds since 1970 of the last try.
+        tries: the number of tries so far.
+    """
+
+    step: Step
+    revision: int
+    reason: str
+    at: float
+    tries: int
+
+    def sentence(self) -> str:
+        """Return what failed, how often, and when it is tried again."""
+        tries = f", {self.tries} times" if self.tries > 1 else ""
+        again = datetime.fromtimestamp(self.next_try, UTC)
+        return (
+            f"{_NAMES[self.step]} of revision {self.revision} failed{tries}; next try after "
+            f"{again:%Y-%m-%d %H:%M:%S} UTC, at the next start or at the next revision: {self.reason}"
+        )
+
+    @property
+    def next_try(self) -> float:
+        """Return the seconds since 1970 before which it is not tried again by itself."""
+        return self.at + min(_LONGEST_PAUSE, _FIRST_PAUSE * 2.0 ** min(self.tries - 1, 10))
+
+
+class Serving(Strict):
+    """What is served beside the link `current`, which is the truth of what is.
+
+    Attributes:
+        pinned: the number of a revision to which a person rolled back; newer ones do not replace it.
+        notified: the label for which the command of `export.run` last succeeded.
+        failure: the step that failed last; None if all succeeded since.
+    """
+
+    pinned: int | None = None
+    notified: str | None = None
+    failure: PushFailure | None = None
+
+    @classmethod
+    def read(cls, folder: Path) -> Serving:
+        """Read the file in an agent's folder; a missing or damaged one is that of a new agent."""
+        file = folder / REVISIONS / _STATE
+        try:
+            return cls.model_validate_json(file.read_bytes())
+        except FileNotFoundError:
+            return cls()
+        except (OSError, ValidationError) as error:
+            log.warning("%s: damaged and ignored (%s)", file, type(error).__name__)
+            return cls()
+
+    def write(self, folder: Path) -> None:
+        write_durably(folder / REVISIONS / _STATE, self.model_dump_json().encode())
+
+
+@dataclass(frozen=True, slots=True)
+class RevisionAdapter:
+    """The adapter of a revision, for an export or a trial.
+
+    Attributes:
+        home: the folder of the revision.
+    """
+
+    home: Path
+    revision: Revision
+
+    def attach(self, silo: Silo) -> AbstractContextManager[AdapterWithOrigin]:
+        from client_agent.rounds.checkpoints import adapter_of_round
+
+        return adapter_of_round(silo, self.home, None, "kept")
+
+    def facts(self) -> TrainingFacts:
+        from client_agent.export.facts import facts_of_round
+
+        # The folder is named by the number of the revision, and not by the federation.
+        return replace(facts_of_round(self.home, None, "kept"), federation=self.revision.federation)
+
+
+def revision_adapter(folder: Path, number: int) -> RevisionAdapter:
+    """Return the adapter of a revision in an agent's folder.
+
+    Raises:
+        RevisionMissing: there is none with this number.
+        AdapterUnreadable: its file is damaged or was replaced.
+    """
+    store = RevisionStore(folder)
+    return RevisionAdapter(store.home(number), store.checked(number))
+
+
+class HookFailed(AgentError):
+    """The command of `export.run` failed."""
+
+
+@dataclass(slots=True)
+class Push:
+    """The export of revisions by one agent.
+
+    Attributes:
+        name: the client's name.
+        clock: seconds since 1970.
+    """
+
+    settings: AgentSettings
+    name: str
+    clock: Callable[[], float] = time.time
+    _is_first: bool = field(default=True, init=False)
+    _newest: int = field(default=0, init=False)
+
+    @property
+    def served(self) -> ServedFolder:
+        return ServedFolder(self.settings.export.folder)
+
+    def follow(self, store: RevisionStore, silo: Silo, stop: Callable[[], bool]) -> None:
+        """Export the revisions that are not in the folder yet, and serve the newest or the pinned one.
+
+        Does nothing if no step is missing and no failed one is due. A failure is logged and recorded.
+
+        Raises:
+            Stopped: the agent was stopped.
+        """
+        newest, failure = max(store.numbers(), default=0), Serving.read(store.folder).failure
+        is_due = failure is not None and self.clock() >= failure.next_try
+        # At the start everything is looked at: an earlier process may have been killed between two steps.
+        if newest == 0 or not (self._is_first or newest > self._newest or is_due):
+            return
+        with store.locked():
+            before = Serving.read(store.folder)
+            serving, failures = before, list[PushFailure]()
+            with self._noted("export", newest, before, failures):
+                self.served.sweep()
+                self._export_missing(store, silo)
+            target = self._target(before)
+            if target is not None:
+                with self._noted("link", target, before, failures):
+                    self._point(target, pinned=before.pinned is not None)
+                with self._noted("run", target, before, failures):
+                    serving = self._notified(serving, target, stop)
+            serving = serving.model_copy(update={"failure": failures[0] if failures else None})
+            if serving != before:
+                serving.write(store.folder)
+        self._is_first, self._newest = False, newest
+
+    def roll_back(
+        self, store: RevisionStore, number: int | None, silo: Callable[[], Silo], awaited: Callable[[], None]
+    ) -> ServedRevision:
+        """Serve a revision until the next rollback; None = the newest one, and again those that follow.
+
+        Args:
+            silo: opens the silo's model, for a revision that is not in the export folder any more.
+            awaited: is called if a running agent is exporting, before it is waited for.
+
+        Raises:
+            RevisionMissing: there is no such revision.
+            ServedRevisionRefused: its folder is not what was exported, or `current` is of another agent.
+            HookFailed: the revision is served, and the command of `export.run` failed.
+            AgentError: the revision cannot be exported.
+        """
+        with store.locked(awaited):
+            self.served.sweep()
+            exported = self.served.numbers(self.name)
+            revision = store.find(number if number is not None else max(store.numbers(), default=0))
+            label = label_of(self.name, revision.number)
+            if revision.number not in exported:
+                self._export(store, revision.number, silo())
+            record, _ = self.served.read(label)
+            self.served.verify(record)
+            # Before the link: an agent that starts after a kill here points it at the same revision.
+            serving = Serving.read(store.folder).model_copy(update={"pinned": number})
+            serving.write(store.folder)
+            self._point(revision.number, pinned=number is not None)
+            try:
+                notified = self._notified(serving, revision.number, lambda: False)
+            except HookFailed as error:
+                failure = self._failure("run", revision.number, serving.failure, str(error))
+                serving.model_copy(update={"failure": failure}).write(store.folder)
+                raise
+            notified.model_copy(update={"failure": None}).write(store.folder)
+        return record
+
+    def _target(self, serving: Serving) -> int | None:
+        """Return the number of the revision to serve: the pinned or the newest exported one."""
+        exported = self.served.numbers(self.name)
+        return serving.pinned if serving.pinned is not None else max(exported, default=None)
+
+    def _export_missing(self, store: RevisionStore, silo: Silo) -> None:
+        """Export all revisions after the newest exported one; of those of before the first export one alone.
+
+        Raises:
+            Exception: the error of the newest revision that could not be exported.
+        """
+        numbers = [r.number for r in store.all() if r.base_model == silo.base.slug]
+        exported = self.served.numbers(self.name)
+        missing = [n for n in numbers if n > max(exported)] if exported else numbers[-1:]
+        trouble: Exception | None = None
+        for number in missing:
+            try:
+                self._export(store, number, silo)
+                trouble = None
+            # A state that a format cannot hold says nothing about the next one.
+            except AgentError as error:
+                trouble = error
+        if trouble is not None:
+            raise trouble
+
+    def _export(self, store: RevisionStore, number: int, silo: Silo) -> None:
+        from client_agent.export.job import export_adapter
+        from client_agent.export.silo_export import FolderFinisher, artefact_of_silo
+
+        settings, table, label = self.settings, self.settings.export, label_of(self.name, number)
+        target = table.after_round
+        if target is None:
+            raise SettingsUnusable(
+                "export.after_round is not set, so nothing is served from a folder; set it in silo.toml, or "
+                f"write the revision with `tessera agent export --revision {number} --out FOLDER`"
+            )
+        require_writable_folder(table.folder, "export.folder")
+        self._make_folder()
+        source = revision_adapter(store.folder, number)
+        facts, revision = source.facts(), source.revision
+        gguf = Path(settings.model).resolve() if settings.model.lower().endswith(".gguf") else None
+        artefact = artefact_of_silo(target, label, settings, gguf, silo, None)
+        finish = FolderFinisher(silo, facts, artefact, settings, routed=False)
+        hidden = table.folder / f".{label}.new"
+        shutil.rmtree(hidden, ignore_errors=True)
+        log.info("%s: exporting for %s into %s", label, target, table.folder)
+        try:
+            written, _ = export_adapter(silo, source, facts, artefact, hidden, finish, flat=table.flat)
+            record = ServedRevision(
+                name=self.name,
+                revision=number,
+                round=revision.round,
+                digest=revision.digest,
+                base_model=revision.base_model,
+                base_name=artefact.base_name,
+                format=target,
+                validation_loss=revision.validation_loss,
+                plan=revision.plan,
+                federation=revision.federation,
+                files=digests_below(hidden),
+            )
+            self.served.seal(hidden, record, _MODES[table.readers])
+        except BaseException:
+            shutil.rmtree(hidden, ignore_errors=True)
+            raise
+        log.info("%s: exported, held-out loss %.4f", label, written.losses.export)
+
+    def _make_folder(self) -> None:
+        folder, mode = self.settings.export.folder, _MODES[self.settings.export.readers]
+        if not folder.is_dir():
+            folder.mkdir(parents=True)
+            # Who may read the files may list the folder, whatever the umask of this process.
+            folder.chmod(0o700 | mode | (mode & 0o044) >> 2)
+
+    def _point(self, number: int, *, pinned: bool) -> None:
+        label, current = label_of(self.name, number), self.served.current()
+        parsed = parsed_label(current or "")
+        if parsed is not None and parsed[0] != self.name:
+            raise ServedRevisionRefused(
+                f"{self.settings.export.folder} serves {current}: another agent exports there; set another "
+                "export.folder, or delete the link `current` if that agent is gone"
+            )
+        if number not in self.served.numbers(self.name):
+            raise ServedRevisionRefused(
+                f"{self.settings.export.folder} has no {label}, which is pinned; run `tessera agent rollback "
+                f"{number}` to export it again, or `tessera agent rollback newest`"
+            )
+        if self.served.point(label):
+            log.info("%s is served, %s", label, "as pinned by a rollback" if pinned else f"as {self.name}")
+        elif pinned and (newest := max(self.served.numbers(self.name))) != number:
+            log.info(
+                "%s stays served, as pinned by a rollback; %s is exported beside it",
+                label,
+                label_of(self.name, newest),
+            )
+
+    def _notified(self, serving: Serving, number: int, stop: Callable[[], bool]) -> Serving:
+        """Run the owner's command unless it has succeeded for this revision.
+
+        Raises:
+            HookFailed: it failed.
+            Stopped: the agent was stopped.
+        """
+        table, label = self.settings.export, label_of(self.name, number)
+        # Only for what is served: the link may have failed.
+        if not table.run or serving.notified == label or self.served.current() != label:
+            return serving
+        record, _ = self.served.read(label)
+        variables = {
+            "TESSERA_ADAPTER": self.name,
+            "TESSERA_REVISION": str(number),
+            "TESSERA_REVISION_NAME": label,
+            "TESSERA_REVISION_FOLDER": str((table.folder / label).absolute()),
+            "TESSERA_EXPORT_FOLDER": str(table.folder.absolute()),
+            "TESSERA_ROUND": str(record.round),
+            "TESSERA_DIGEST": record.digest,
+        }
+        run_hook(table.run, variables, table.run_seconds, stop)
+        log.info("%s: %s succeeded", label, table.run[0])
+        return serving.model_copy(update={"notified": label})
+
+    @contextmanager
+    def _noted(
+        self, step: Step, number: int, serving: Serving, failures: list[PushFailure]
+    ) -> Iterator[None]:
+        """Log and record the failure of a step; only a stop passes."""
+        try:
+            yield
+        except Stopped:
+            raise
+        # Whatever it is: what is served must not stop what is trained.
+        except Exception as error:
+            reason = _reason(error, self.settings.export.folder)
+            failures.append(self._failure(step, number, serving.failure, reason))
+            log.warning(
+                "%s: %s failed and is tried again: %s",
+                label_of(self.name, number),
+                _NAMES[step],
+                reason,
+                exc_info=None if isinstance(error, (AgentError, FileUnusable, OSError)) else error,
+            )
+
+    def _failure(self, step: Step, number: int, last: PushFailure | None, reason: str) -> PushFailure:
+        repeated = last is not None and (last.step, last.revision) == (step, number)
+        tries = last.tries + 1 if repeated and last is not None else 1
+        return PushFailure(step=step, revision=number, reason=reason, at=self.clock(), tries=tries)
+
+
+def run_hook(
+    command: tuple[str, ...], variables: dict[str, str], seconds: float, stop: Callable[[], bool]
+) -> None:
+    """Run a command of the silo's owner, without a shell and without this process's tokens.
+
+    Raises:
+        HookFailed: it cannot be started, ends with another status than 0, or takes more than `seconds`.
+        Stopped: the agent was stopped; the command was ended.
+    """
+    environment = {name: value for name, value in os.environ.items() if name not in _SECRETS}
+    with tempfile.TemporaryFile() as output:
+        try:
+            process = subprocess.Popen(
+                command,
+                env=environment | variables,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                # A group of its own, so that its children end with it.
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise HookFailed(
+                f"export.run: {command[0]} cannot be started ({error.strerror}); correct the command"
+            ) from error
+        end = time.monotonic() + seconds
+        while True:
+            try:
+                status = process.wait(timeout=_POLL_SECONDS)
+                break
+            except subprocess.TimeoutExpired:
+                if stop():
+                    _end(process)
+                    raise Stopped from None
+                if time.monotonic() >= end:
+                    _end(process)
+                    raise HookFailed(
+                        f"export.run: {command[0]} did not end within {seconds:g} s and was stopped; make it "
+                        f"faster, or raise export.run_seconds{_last_output(output)}"
+                    ) from None
+        if status != 0:
+            raise HookFailed(f"export.run: {command[0]} ended with status {status}{_last_output(output)}")
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End a command and its children."""
+    for number, grace in ((signal.SIGTERM, _GRACE_SECONDS), (signal.SIGKILL, None)):
+        try:
+            os.killpg(process.pid, number)
+            process.wait(timeout=grace)
+            return
+        except ProcessLookupError:
+            return
+        except subprocess.TimeoutExpired:
+            continue
+
+
+def _last_output(output: IO[bytes]) -> str:
+    """Return the end of what a command printed, as part of a sentence."""
+    size = output.seek(0, os.SEEK_END)
+    output.seek(max(0, size - _LAST_OUTPUT))
+    text = output.read().decode(errors="replace").strip()
+    return f": {text}" if text else ""
+
+
+def _reason(error: Exception, folder: Path) -> str:
+    if is_full(error) or "No space left on device" in str(error):
+        return f"the disk of {folder} is full; free space there"
+    if isinstance(error, OSError) and is_blocked(error):
+        return complaint(error)
+    return str(error) or type(error).__name__

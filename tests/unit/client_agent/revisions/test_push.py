@@ -1,0 +1,527 @@
+"""Revisions that an agent exports after its rounds, with a coordinator and a model."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from client_agent.adapters.base import Adapter
+from client_agent.daemon import run
+from client_agent.errors import RevisionMissing, ServedRevisionRefused, Stopped
+from client_agent.revisions import push as push_module
+from client_agent.revisions.push import HookFailed, Push, Serving, revision_adapter, run_hook
+from client_agent.revisions.served_folder import ServedFolder
+from client_agent.revisions.store import RevisionKeeper, RevisionStore
+from client_agent.rounds.checkpoints import adapter_of_round
+from client_agent.rounds.participant import Participant
+from client_agent.rounds.steps import take_part
+from client_agent.settings import AgentSettings, read_settings
+from client_agent.training.silo import Silo
+from tests.scene.agent_commands import tessera
+from tests.scene.agents import QUICK, Enrolled, enrolled, limited_sleep, next_brief
+from tests.scene.coordinator import Served
+from tests.scene.disks import fill, mounted
+from tests.scene.silo_config import config_beside
+from tests.scene.waiting import wait_until
+from tests.unit.client_agent.revisions.stored_rounds import add_round, export
+
+PLAN: dict[str, Any] = {
+    "strategy": {"name": "fedavg"},
+    "adapter": {"kind": "lora", "rank": 2, "scale": 4.0, "roles": ["v"]},
+    "training": QUICK,
+    "wire": {"recipe": "dense"},
+    "rounds": {"total": 4, "min_clients": 1},
+}
+Settled = Callable[..., AgentSettings]
+
+# peft 0.21 reads the old name of transformers 5.
+pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
+
+
+@pytest.fixture
+def settled(served: Served, tmp_path: Path) -> Settled:
+    """Write a silo.toml with an [export] table into the agent's folder, and read it."""
+
+    def write(*lines: str, **options: str) -> AgentSettings:
+        file = config_beside(tmp_path, url=served.url)
+        table = ['after_round = "peft"', *lines] if lines or not options else lines
+        text = "".join(f"{name} = {value}\n" for name, value in options.items())
+        body = file.read_text() + text + "[export]\n" + "\n".join(table) + "\n"
+        file.write_text(body)
+        return read_settings(file)
+
+    return write
+
+
+def keeping(who: Participant, settings: AgentSettings) -> Participant:
+    return replace(who, keep_revisions=RevisionKeeper(settings, "aster"))
+
+
+def store_of(settings: AgentSettings) -> RevisionStore:
+    return RevisionStore(settings.folder)
+
+
+def served_by(settings: AgentSettings) -> ServedFolder:
+    return ServedFolder(settings.export.folder)
+
+
+def content(folder: ServedFolder, label: str) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in (folder.path / label).iterdir()}
+
+
+def awaited() -> None:
+    raise AssertionError("nobody else has the lock")
+
+
+def no_silo() -> Silo:
+    raise AssertionError("the model is not needed")
+
+
+def test_each_round_is_exported_and_linked(settled: Settled, started: Enrolled) -> None:
+    settings = settled()
+    who = keeping(started(**PLAN), settings)
+    folder, firsts = served_by(settings), {}
+    for number in (1, 2):
+        take_part(who, next_brief(who))
+        assert folder.current() == f"aster@{number}"
+        if number == 1:
+            firsts = content(folder, "aster@1")
+    assert folder.labels() == ["aster@1", "aster@2"]
+    # A revision is the same for ever.
+    assert content(folder, "aster@1") == firsts
+    record, _ = folder.read("aster@2")
+    revision = store_of(settings).find(2)
+    assert (record.round, record.digest, record.format) == (2, revision.digest, "peft")
+    assert record.base_model == who.trainer.silo.base.slug
+    folder.verify(record)
+    assert "aster@2" in (folder.path / "current" / "README.md").read_text()
+    assert not [entry for entry in folder.path.iterdir() if entry.name.startswith(".")]
+
+
+def test_agents_without_an_export_keep_revisions(served: Served, settled: Settled, started: Enrolled) -> None:
+    settings = settled(keep_revisions="2")
+    who = keeping(started(**PLAN | {"rounds": {"total": 2, "min_clients": 1}}), settings)
+    run(who, limited_sleep(500))
+    assert [(r.number, r.variant) for r in store_of(settings).all()] == [(2, "trained"), (3, "final")]
+    assert not settings.export.folder.exists()
+
+
+def test_finished_agent_adds_nothing_at_its_next_start(settled: Settled, started: Enrolled) -> None:
+    settings = settled()
+    who = started(**PLAN | {"rounds": {"total": 1, "min_clients": 1}})
+    run(keeping(who, settings), limited_sleep(500))
+    state = sorted(path for path in settings.folder.rglob("*") if "sent" not in path.parts)
+    assert served_by(settings).current() == "aster@2"
+    run(keeping(who, settings), limited_sleep(500))
+    assert sorted(path for path in settings.folder.rglob("*") if "sent" not in path.parts) == state
+
+
+def test_command_runs_after_the_link_moved(settled: Settled, started: Enrolled, tmp_path: Path) -> None:
+    log = tmp_path / "hook.log"
+    script = f"readlink $TESSERA_EXPORT_FOLDER/current >> {log}; env | grep ^TESSERA_ | sort >> {log}"
+    settings = settled(f"run = {json.dumps(['sh', '-c', script])}")
+    who = keeping(started(**PLAN), settings)
+    take_part(who, next_brief(who))
+    folder = settings.export.folder.absolute()
+    linked, *variables = log.read_text().splitlines()
+    assert linked == "aster@1"
+    expected = {
+        "TESSERA_ADAPTER": "aster",
+        "TESSERA_DIGEST": store_of(settings).find(1).digest,
+        "TESSERA_EXPORT_FOLDER": str(folder),
+        "TESSERA_REVISION": "1",
+        "TESSERA_REVISION_FOLDER": str(folder / "aster@1"),
+        "TESSERA_REVISION_NAME": "aster@1",
+        "TESSERA_ROUND": "1",
+    }
+    assert {f"{name}={value}" for name, value in expected.items()} <= set(variables)
+    runs = log.read_text()
+    who.keep_revisions(who)
+    keeping(who, settings).keep_revisions(who)
+    assert log.read_text() == runs
+
+
+def test_failed_command_is_reported_and_tried_again(
+    settled: Settled, started: Enrolled, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = settled("""run = ["sh", "-c", "test -e done || { echo 'no server' >&2; exit 3; }"]""")
+    who = keeping(started(**PLAN), settings)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path)
+        take_part(who, next_brief(who))
+        assert served_by(settings).current() == "aster@1"
+        assert "sh ended with status 3: no server" in caplog.text
+        shown = tessera("status", "--config", tmp_path / "silo.toml", env={"COLUMNS": "400"}).stdout
+        assert "aster@1, the newest" in shown
+        assert "the command of export.run of revision 1 failed; next try after" in shown
+        caplog.clear()
+        who.keep_revisions(who)
+        assert not caplog.records  # not before its time
+        (tmp_path / "done").touch()
+        keeping(who, settings).keep_revisions(who)  # at the next start
+    assert Serving.read(settings.folder) == Serving(notified="aster@1")
+
+
+def test_pause_before_another_try_doubles(settled: Settled, silo: Silo, tmp_path: Path) -> None:
+    settings, now, tries = settled('run = ["false"]'), [1e9], []
+    export(served_by(settings), 1)
+    add_round(tmp_path / "fed_1", 1)
+    store = store_of(settings)
+    store.add_states(tmp_path / "fed_1")
+    push = Push(settings, "aster", lambda: now[0])
+    for _ in range(200):
+        before = Serving.read(settings.folder).failure
+        push.follow(store, silo, lambda: False)
+        after = Serving.read(settings.folder).failure
+        assert after is not None
+        if before is None or after.tries > before.tries:
+            tries.append(now[0] - 1e9)
+        now[0] += 60
+    assert tries == [0, 60, 180, 420, 900, 1860, 3780, 7380, 10980]
+
+
+def test_slow_command_is_stopped_with_its_children(tmp_path: Path) -> None:
+    began = time.monotonic()
+    script = f"sleep 60 & echo $! > {tmp_path}/child; echo working; wait"
+    with pytest.raises(HookFailed, match=r"did not end within 0.5 s and was stopped; .*run_seconds: working"):
+        run_hook(("sh", "-c", script), {}, 0.5, lambda: False)
+    assert time.monotonic() - began < 10
+    child = int((tmp_path / "child").read_text())
+    stat = Path(f"/proc/{child}/stat")
+    # Until somebody waits for it, an ended process is a zombie.
+    wait_until(lambda: not stat.exists() or stat.read_text().split()[2] == "Z")
+
+
+def test_stop_of_the_agent_stops_the_command() -> None:
+    with pytest.raises(Stopped):
+        run_hook(("sleep", "60"), {}, 60, lambda: True)
+
+
+def test_missing_program_is_named() -> None:
+    with pytest.raises(HookFailed, match=r"no-such-program cannot be started .*; correct the command"):
+        run_hook(("no-such-program",), {}, 1, lambda: False)
+
+
+def test_command_gets_no_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TESSERA_AGENT_TOKEN", "secret")
+    with pytest.raises(HookFailed, match="status 1: /"):
+        run_hook(("sh", "-c", "echo $TESSERA_AGENT_TOKEN/; exit 1"), {}, 10, lambda: False)
+
+
+def test_rollback_serves_an_older_revision(
+    settled: Settled, started: Enrolled, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = settled()
+    who = keeping(started(**PLAN), settings)
+    folder, store = served_by(settings), store_of(settings)
+    for _ in range(2):
+        take_part(who, next_brief(who))
+    Push(settings, "aster").roll_back(store, 1, no_silo, awaited)
+    assert folder.current() == "aster@1"
+    take_part(who, next_brief(who))
+    # Training goes on from the newest state; it is exported, and not served.
+    assert store.numbers() == [1, 2, 3]
+    assert folder.labels() == ["aster@1", "aster@2", "aster@3"]
+    assert folder.current() == "aster@1"
+    assert "aster@1 stays served, as pinned by a rollback; aster@3 is exported beside it" in caplog.text
+    Push(settings, "aster").roll_back(store, None, no_silo, awaited)
+    assert folder.current() == "aster@3"
+
+
+def test_rollback_exports_a_removed_revision_again(settled: Settled, started: Enrolled) -> None:
+    settings = settled()
+    who = keeping(started(**PLAN), settings)
+    folder, store = served_by(settings), store_of(settings)
+    for _ in range(2):
+        take_part(who, next_brief(who))
+    before = content(folder, "aster@1")
+    folder.remove("aster@1")
+    record = Push(settings, "aster").roll_back(store, 1, lambda: who.trainer.silo, awaited)
+    assert (folder.current(), record.round) == ("aster@1", 1)
+    assert content(folder, "aster@1") == before
+    with pytest.raises(RevisionMissing, match=r"revision 7 is not in .* which has 1, 2"):
+        Push(settings, "aster").roll_back(store, 7, no_silo, awaited)
+
+
+def test_rollback_to_a_replaced_revision_is_refused(settled: Settled, tmp_path: Path) -> None:
+    settings, home = settled(), tmp_path / "fed_1"
+    folder, store = served_by(settings), store_of(settings)
+    for number in (1, 2):
+        add_round(home, number)
+        export(folder, number)
+    store.add_states(home)
+    folder.point("aster@2")
+    (folder.path / "aster@1" / "adapter_model.safetensors").write_bytes(b"others")
+    with pytest.raises(ServedRevisionRefused, match="delete the folder, and `tessera agent rollback` writes"):
+        Push(settings, "aster").roll_back(store, 1, no_silo, awaited)
+    assert folder.current() == "aster@2"
+    assert Serving.read(settings.folder).pinned is None
+
+
+def test_folder_of_another_agent_is_not_taken_over(
+    settled: Settled, started: Enrolled, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = settled()
+    folder = served_by(settings)
+    export(folder, 4, name="birch")
+    folder.point("birch@4")
+    who = keeping(started(**PLAN), settings)
+    take_part(who, next_brief(who))
+    assert folder.current() == "birch@4"
+    assert "another agent exports there; set another export.folder" in caplog.text
+
+
+@pytest.mark.slow
+def test_inexact_export_is_not_served(
+    settled: Settled, started: Enrolled, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = settled()
+    who = keeping(started(**PLAN), settings)
+    take_part(who, next_brief(who))
+    with monkeypatch.context() as patch:
+        patch.setattr("client_agent.export.job.largest_difference", lambda *_: -1.0)
+        take_part(who, next_brief(who))
+    folder = served_by(settings)
+    assert (folder.labels(), folder.current()) == (["aster@1"], "aster@1")
+    assert store_of(settings).numbers() == [1, 2]
+    assert "aster@2: the export failed and is tried again: the export has held-out loss" in caplog.text
+    take_part(who, next_brief(who))
+    assert folder.labels() == ["aster@1", "aster@2", "aster@3"]
+    assert Serving.read(settings.folder).failure is None
+
+
+def test_unforeseen_fault_does_not_stop_training(
+    settled: Settled, started: Enrolled, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = settled()
+    who = keeping(started(**PLAN), settings)
+    monkeypatch.setattr(Push, "_export_missing", lambda *_: 1 / 0)
+    assert take_part(who, next_brief(who))
+    assert "the export failed and is tried again: division by zero" in caplog.text
+    assert "Traceback" in caplog.text
+
+
+def test_full_disk_of_the_export_folder_loses_nothing(
+    settled: Settled, started: Enrolled, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with mounted(tmp_path / "disk", "size=1m") as disk:
+        settings = settled(f'folder = "{disk}"')
+        who = keeping(started(**PLAN), settings)
+        take_part(who, next_brief(who))
+        filler = fill(disk)
+        take_part(who, next_brief(who))
+        folder = served_by(settings)
+        assert folder.current() == "aster@1"
+        folder.verify(folder.read("aster@1")[0])
+        assert store_of(settings).numbers() == [1, 2]
+        failure = Serving.read(settings.folder).failure
+        assert failure is not None
+        assert failure.reason == f"the disk of {disk} is full; free space there"
+        assert f"tried again: {failure.reason}" in caplog.text
+        filler.unlink()
+        keeping(who, settings).keep_revisions(who)
+        assert folder.current() == "aster@2"
+        assert [entry.name for entry in disk.iterdir() if entry.name.startswith(".")] == []
+
+
+@pytest.mark.slow
+def test_full_disk_of_the_agent_is_waited_for(
+    served: Served, settled: Settled, silo: Silo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with mounted(tmp_path / "disk", "size=64m") as disk, ExitStack() as stack:
+        settings = settled().model_copy(update={"folder": disk / "state"})
+        federation_id = served.federation(**PLAN | {"rounds": {"total": 1, "min_clients": 1}})
+        who = keeping(enrolled(served, federation_id, silo, settings.folder, stack), settings)
+        served.admin.post(f"/v1/federations/{federation_id}/start")
+        filled: list[Path] = []
+        add = RevisionStore.add_states
+
+        def add_on_a_full_disk(*arguments: Any, **options: Any) -> Any:
+            if not filled and any((settings.folder / federation_id).glob("rounds/*/scores_sent.json")):
+                filled.append(fill(disk))
+            return add(*arguments, **options)
+
+        def sleep(_: float) -> None:
+            for file in filled:
+                file.unlink(missing_ok=True)
+            time.sleep(0.02)
+
+        monkeypatch.setattr(RevisionStore, "add_states", add_on_a_full_disk)
+        run(who, sleep)
+        assert filled
+        assert store_of(settings).numbers() == [1, 2]
+        assert served_by(settings).current() == "aster@2"
+
+
+KILLED = """
+import os, signal, sys
+from client_agent import AgentSettings, open_participant, run
+from client_agent.revisions import push, served_folder
+
+replace, place = os.replace, sys.argv[2]
+
+def die(*_, **__):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+def die_at_the_link(source, target):
+    if str(target).endswith("/current"):
+        die()
+    replace(source, target)
+
+if place == "seal":
+    served_folder.ServedFolder.seal = die
+elif place == "link":
+    push.Push._point = lambda self, number, **_: number == 1 or die()
+elif place == "rename":
+    os.replace = die_at_the_link
+elif place == "run":
+    push.run_hook = die
+settings = AgentSettings.from_toml(sys.argv[1])
+with open_participant(settings) as participant:
+    run(participant)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("place", ["seal", "link", "rename", "run"])
+def test_agent_killed_between_export_and_link_repairs_it(
+    settled: Settled, started: Enrolled, tmp_path: Path, place: str
+) -> None:
+    settings = settled(f'run = ["sh", "-c", "echo $TESSERA_REVISION_NAME >> {tmp_path}/hook.log"]')
+    who = keeping(started(**PLAN | {"rounds": {"total": 2, "min_clients": 1}}), settings)
+    take_part(who, next_brief(who))
+    file = tmp_path / "silo.toml"
+    root = Path(__file__).parents[4]
+    killed = subprocess.run(
+        [sys.executable, "-c", KILLED, str(file), place],
+        env={**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    folder = served_by(settings)
+    assert folder.current() == ("aster@2" if place == "run" else "aster@1")
+    assert folder.labels() == (["aster@1"] if place == "seal" else ["aster@1", "aster@2"])
+    run(keeping(who, settings), limited_sleep(500))
+    assert folder.labels() == ["aster@1", "aster@2", "aster@3"]
+    assert folder.current() == "aster@3"
+    assert (tmp_path / "hook.log").read_text().splitlines() == ["aster@1", "aster@2", "aster@3"]
+    assert not [entry for entry in folder.path.iterdir() if entry.name.startswith(".")]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("strategy", "adapter"),
+    [
+        (
+            {"name": "fedmosaic", "options": {"mix": "gate"}},
+            {"kind": "pq", "rank": 4, "roles": ["v"], "same_architecture_rank": 0},
+        ),
+        ({"name": "fedmosaic"}, {"kind": "pq", "rank": 4, "roles": ["v", "down"], "private_rank": 0}),
+        ({"name": "flora"}, {"kind": "lora", "rank": 2, "roles": ["v"]}),
+        ({"name": "fedex_lora"}, {"kind": "lora", "rank": 2, "roles": ["v"]}),
+    ],
+    ids=["gated", "pq", "flora", "fedex_lora"],
+)
+def test_revision_gives_the_adapter_of_its_round(
+    settled: Settled, started: Enrolled, strategy: dict[str, Any], adapter: dict[str, Any]
+) -> None:
+    settings = settled(keep_revisions="9")
+    who = keeping(
+        started(
+            **PLAN | {"strategy": strategy, "adapter": adapter, "rounds": {"total": 2, "min_clients": 1}}
+        ),
+        settings,
+    )
+    expected: list[dict[str, Any]] = []
+    home, silo = who.workspace.home, who.trainer.silo
+    for number in (1, 2):
+        take_part(who, next_brief(who))
+        with adapter_of_round(silo, home, number, "kept") as placed:
+            expected.append(effect(placed.adapter))
+    run(who, limited_sleep(500))
+    with adapter_of_round(silo, home, None, "kept") as placed:
+        expected.append(effect(placed.adapter))
+    shutil.rmtree(home / "rounds")
+    for number, effects in enumerate(expected, start=1):
+        source = revision_adapter(settings.folder, number)
+        assert source.facts().federation == home.name
+        with source.attach(silo) as placed:
+            for name, values in effect(placed.adapter).items():
+                np.testing.assert_array_equal(values, effects[name])
+
+
+def effect(adapter: Adapter) -> dict[str, Any]:
+    """Return the change of each module's weights, and its shift."""
+    changes = {path: lora.B @ lora.A for path, lora in adapter.as_lora().items()}
+    assert any(np.abs(change).max() > 0 for change in changes.values())
+    return changes
+
+
+def test_commands_show_revisions_and_roll_back(settled: Settled, started: Enrolled, tmp_path: Path) -> None:
+    settings = settled()
+    file = tmp_path / "silo.toml"
+    who = keeping(started(**PLAN), settings)
+    empty = tessera("history", "--config", file)
+    assert (empty.exit_code, empty.stdout) == (0, "")
+    assert "no revisions yet" in empty.stderr
+    for _ in range(2):
+        take_part(who, next_brief(who))
+    rows = json.loads(tessera("history", "--config", file, "--json").stdout)
+    assert [(row["number"], row["marks"]) for row in rows] == [
+        (2, ["newest", "served", "exported"]),
+        (1, ["exported"]),
+    ]
+    done = tessera("rollback", "aster@1", "--config", file)
+    assert done.exit_code == 0, done.output
+    assert "aster@1 is served (round 1); before: aster@2" in done.stdout
+    shown = tessera("history", "--config", file, env={"COLUMNS": "200"}).stdout
+    assert "round 1, trained" in shown
+    assert "served, pinned, exported" in shown
+    status = json.loads(tessera("status", "--config", file, "--json").stdout)["serving"]
+    assert status == {"name": "aster@1", "newest": 2, "pinned": True, "failure": None}
+    again = tessera("rollback", "newest", "--config", file)
+    assert "aster@2 is served (round 2); before: aster@1" in again.stdout
+    for wrong, reason in (("0", "is no revision; pass a number"), ("9", "revision 9 is not in")):
+        refused = tessera("rollback", wrong, "--config", file)
+        assert refused.exit_code == 1
+        assert reason in refused.output
+
+
+def test_rollback_without_an_export_folder_is_refused(
+    settled: Settled, started: Enrolled, tmp_path: Path
+) -> None:
+    settled(keep_revisions="2")
+    started(**PLAN)
+    refused = tessera("rollback", "1", "--config", tmp_path / "silo.toml")
+    assert refused.exit_code == 1
+    assert "export.after_round is not set" in refused.output
+    assert "tessera agent export --revision 1 --out FOLDER" in refused.output
+
+
+def test_revision_excludes_other_selections(settled: Settled, started: Enrolled, tmp_path: Path) -> None:
+    settled()
+    started(**PLAN)
+    file = tmp_path / "silo.toml"
+    for options in (("--round", "1"), ("--variant", "served"), ("--adapter", str(file))):
+        refused = tessera("export", "--config", file, "--out", tmp_path / "x", "--revision", "1", *options)
+        assert refused.exit_code == 1
+        assert "--revision selects one kept state" in refused.output
+
+
+@pytest.fixture(autouse=True)
+def _quick_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(push_module, "_GRACE_SECONDS", 1.0)
