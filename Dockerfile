@@ -28,8 +28,8 @@ RUN PIP_REQUIRE_HASHES=0 pip wheel --no-deps --no-index --no-build-isolation --w
 FROM dependencies AS coordinator-installed
 RUN --mount=type=cache,target=/root/.cache/pip \
     pip install -r requirements/coordinator.txt
-RUN --mount=type=bind,from=wheel,source=/wheels,target=/wheels \
-    PIP_REQUIRE_HASHES=0 pip install --no-deps --no-index /wheels/*.whl
+COPY --from=wheel /wheels /wheels
+RUN PIP_REQUIRE_HASHES=0 pip install --no-deps --no-index /wheels/*.whl
 
 FROM dependencies AS agent-installed
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
@@ -38,8 +38,8 @@ RUN --mount=type=cache,target=/root/.cache/pip \
     pip install --no-deps --index-url "${TORCH_INDEX}" -r requirements/torch.txt
 RUN --mount=type=cache,target=/root/.cache/pip \
     pip install -r requirements/agent.txt $(python requirements/cuda_of_torch.py)
-RUN --mount=type=bind,from=wheel,source=/wheels,target=/wheels \
-    PIP_REQUIRE_HASHES=0 pip install --no-deps --no-index /wheels/*.whl
+COPY --from=wheel /wheels /wheels
+RUN PIP_REQUIRE_HASHES=0 pip install --no-deps --no-index /wheels/*.whl
 
 # The user has a fixed number and a name: volumes keep the number, and torch asks for the name.
 FROM ${PYTHON_IMAGE} AS runtime

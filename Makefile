@@ -81,12 +81,15 @@ charts: setup ## Render and lint the Helm charts of deploy/charts, and rewrite t
 	$(RUN) $(BIN)/python -m tests.acceptance.deployment.rendered_charts
 	$(RUN) $(BIN)/python -m pytest tests/acceptance/deployment/test_charts.py
 
+images-check: setup ## Build the three images without a registry and run docker-compose.yml in them (10 minutes, 12 GB, root); Debian: `apt-get install --no-install-recommends buildah crun debootstrap tini`
+	$(RUN) $(BIN)/python -m tests.acceptance.deployment.images $(if $(KEEP),--keep) $(if $(REGISTRY),--registry)
+
 load: setup ## A thousand agents polling and delivering at once, and a long time (ten minutes)
 	$(RUN) $(BIN)/python -m benchmarks.load
 
 release-check: test test-slow test-long test-s3 ## Everything that is run before a release (five hours)
 	$(MAKE) fault-simulation SCHEDULES=1000
-	$(MAKE) stress load demo demo-tiny
+	$(MAKE) stress load images-check demo demo-tiny
 
 test-gpu: setup ## Models of 1 and 7 billion parameters in 16, 8 and 4 bits, and what a step costs there; needs a GPU
 	$(RUN) $(BIN)/python -m pytest -m gpu tests/gpu
@@ -143,4 +146,4 @@ dist: setup ## Build dist/: sdist and wheel
 clean: ## Remove what was built, not what was trained
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
-.PHONY: help setup demo demo-tiny test test-slow test-long test-system test-s3 fault-simulation stress charts load release-check test-gpu bench lint format models real-models screenshots openapi reference docs docs-serve lock dist clean
+.PHONY: help setup demo demo-tiny test test-slow test-long test-system test-s3 fault-simulation stress charts images-check load release-check test-gpu bench lint format models real-models screenshots openapi reference docs docs-serve lock dist clean

@@ -56,7 +56,9 @@ def test_dependencies_are_installed_before_the_code() -> None:
     for target in ("coordinator-installed", "agent-installed"):
         instructions = dockerfile()[target].instructions
         copied = [rest for word, rest in instructions if word == "COPY"]
-        assert copied == ["requirements requirements"]
+        assert copied == ["requirements requirements", "--from=wheel /wheels /wheels"]
+        code = instructions.index(("COPY", copied[1]))
+        assert all("-r requirements" not in rest for _, rest in instructions[code:])
 
 
 def test_downloads_have_known_hashes() -> None:
