@@ -81,7 +81,7 @@ charts: setup ## Render and lint the Helm charts of deploy/charts, and rewrite t
 	$(RUN) $(BIN)/python -m tests.acceptance.deployment.rendered_charts
 	$(RUN) $(BIN)/python -m pytest tests/acceptance/deployment/test_charts.py
 
-images-check: setup ## Build the three images without a registry and run docker-compose.yml in them (10 minutes, 12 GB, root); Debian: `apt-get install --no-install-recommends buildah crun debootstrap tini`
+images-check: setup ## Build the three images without a registry and run docker-compose.yml in them (20 minutes, 12 GB, root); Debian: `apt-get install --no-install-recommends buildah crun debootstrap tini`
 	$(RUN) $(BIN)/python -m tests.acceptance.deployment.images $(if $(KEEP),--keep) $(if $(REGISTRY),--registry)
 
 load: setup ## A thousand agents polling and delivering at once, and a long time (ten minutes)
