@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from math import nan
 from typing import Protocol, cast
@@ -105,10 +106,12 @@ class PrivateSteps:
         """
         total = np.zeros(sum(parameter.numel() for parameter in parameters.values()), np.int64)
         losses: list[float] = []
-        for loss, vector in self._gradients(base, [text for (text,) in sample], parameters, gradient):
-            losses.append(loss)
-            # Each example is clipped by itself.
-            total += on_grid(vector, self.mechanism.clip)
+        texts = [text for (text,) in sample]
+        with _without_shared_prefix(base):
+            for loss, vector in self._gradients(base, texts, parameters, gradient):
+                losses.append(loss)
+                # Each example is clipped by itself.
+                total += on_grid(vector, self.mechanism.clip)
         # Also for an empty sample, which must look like any other.
         total += discrete_gaussians(total.size, sigma_of(self.mechanism))
         # By the expected size of a sample: the actual one is a secret.
@@ -140,6 +143,12 @@ class PrivateSteps:
             _seed(secrets.randbits(63))
             loss = gradient(base, text)
             yield loss, _flat(parameters)
+
+
+def _without_shared_prefix(base: BaseModel) -> AbstractContextManager[None]:
+    """Return a context in which nothing is read that a GPU has computed for several texts together."""
+    # The stored prefix of a text has bits that depend on the texts beside it when it was computed.
+    return base.prefix.set_aside() if base.device.type == "cuda" else nullcontext()
 
 
 def _seed(seed: int) -> None:
