@@ -234,8 +234,8 @@ def _losses(base: BaseModel, batch: Batch, answers: int) -> Tensor:
     chosen = hidden.gather(1, positions.unsqueeze(-1).expand(-1, -1, hidden.shape[-1]))
     logits = base.parts.logits(base.model, chosen).float()  # (n, a, V)
     targets = batch.targets.gather(1, positions)
-    each = nnf.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none")
-    return each.view(targets.shape).sum(dim=1) / is_answer.sum(dim=1).clamp(min=1)
+    token_losses = nnf.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none")
+    return token_losses.view(targets.shape).sum(dim=1) / is_answer.sum(dim=1).clamp(min=1)
 
 
 def _names(model: nn.Module) -> dict[int, str]:
@@ -256,9 +256,9 @@ def _obstacle(base: BaseModel, parameters: Mapping[str, nn.Parameter]) -> str | 
     if getattr(base.model, "is_loaded_in_8bit", False):
         return "products in 8 bits treat columns with an outlier in any text apart"
     names = _names(base.model)
-    other = [name for name, parameter in parameters.items() if id(parameter) not in names]
-    if other:
-        return f"{other[0]} belongs to a layer without gradients of single texts"
+    unsupported = [name for name, parameter in parameters.items() if id(parameter) not in names]
+    if unsupported:
+        return f"{unsupported[0]} belongs to a layer without gradients of single texts"
     return None
 
 
@@ -271,22 +271,24 @@ def _difference(base: BaseModel, parameters: Mapping[str, nn.Parameter], shape: 
         + _SHIFT * torch.randn(parameter.shape, generator=generator).to(parameter.device, parameter.dtype)
         for parameter in parameters.values()
     ]
-    first, other = ([_random_text(base, shape, draw) for _ in range(shape.rows)] for _ in range(2))
+    first, second = ([_random_text(base, shape, draw) for _ in range(shape.rows)] for _ in range(2))
     moved = first[: (shape.rows + 1) // 2][::-1]
     staying = first[len(first) // 2 :]
-    _, here = _passed(base, parameters, values, shape, first)
+    _, in_place = _passed(base, parameters, values, shape, first)
     # At other places, after other texts; and at their places, after rows without a text.
-    _, there = _passed(base, parameters, values, shape, [*other[: shape.rows - len(moved)], *moved])
+    _, elsewhere = _passed(base, parameters, values, shape, [*second[: shape.rows - len(moved)], *moved])
     empty = TokenizedText((pad_id(base.tokenizer),), (False,), ())
-    _, alone = _passed(base, parameters, values, shape, [*[empty] * (shape.rows - len(staying)), *staying])
-    if not torch.equal(there[-len(moved) :].flip(0), here[: len(moved)]):
+    _, beside_empty = _passed(
+        base, parameters, values, shape, [*[empty] * (shape.rows - len(staying)), *staying]
+    )
+    if not torch.equal(elsewhere[-len(moved) :].flip(0), in_place[: len(moved)]):
         return "the bits of a text's gradient depend on its place or on other texts on this machine"
-    if not torch.equal(alone[-len(staying) :], here[-len(staying) :]):
+    if not torch.equal(beside_empty[-len(staying) :], in_place[-len(staying) :]):
         return "the bits of a text's gradient depend on other texts on this machine"
     single = _alone(base, parameters, values, first[0])
     limit = _MOST_IN_FLOAT32 if base.model.dtype == torch.float32 else _MOST_IN_FEWER_BITS
     # `not <`, so that NaN is refused as well.
-    if not float((here[0] - single).norm()) < limit * float(single.norm()):
+    if not float((in_place[0] - single).norm()) < limit * float(single.norm()):
         return "the gradient of a text is another one in a batch"
     return None
 
@@ -295,7 +297,7 @@ def _alone(
     base: BaseModel, parameters: Mapping[str, nn.Parameter], values: Sequence[Tensor], text: TokenizedText
 ) -> Tensor:
     """Return the gradient of a text in a batch of its own, at these values: (values,)."""
-    kept = [parameter.detach().clone() for parameter in parameters.values()]
+    former_values = [parameter.detach().clone() for parameter in parameters.values()]
     with torch.no_grad():
         for parameter, value in zip(parameters.values(), values, strict=True):
             parameter.copy_(value)
@@ -306,7 +308,7 @@ def _alone(
         gradients: Sequence[Any] = torch.autograd.grad(loss, list(parameters.values()))
     finally:
         with torch.no_grad():
-            for parameter, value in zip(parameters.values(), kept, strict=True):
+            for parameter, value in zip(parameters.values(), former_values, strict=True):
                 parameter.copy_(value)
     return torch.cat([gradient.reshape(-1).float() for gradient in gradients])
 
