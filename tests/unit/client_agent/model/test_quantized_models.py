@@ -221,7 +221,7 @@ def test_gradients_of_texts_need_products_without_outliers(
 ) -> None:
     base = load(quantization)
     texts = encode_all(examples[:4], base.tokenizer, 64)
-    with injected(base) as adapter, caplog.at_level(logging.WARNING):
+    with inject_lora(base, AdapterPlan(kind="lora", rank=4)) as adapter, caplog.at_level(logging.WARNING):
         batched = batched_gradients(base, adapter.named_parameters(), texts, PLAN)
     assert (batched is not None) == (quantization == "nf4"), caplog.text
     assert ("products in 8 bits" in caplog.text) == (quantization == "int8")
