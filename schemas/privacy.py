@@ -8,6 +8,11 @@ from schemas.messages.federations import FederationPlan
 from schemas.messages.private_training import PrivateTrainingPlan
 from schemas.messages.sketches import SignatureDpPlan, SignaturePlan
 
+_BATCHED = (
+    "; assumed (privacy.training.gradients batched): on a silo's machine the other examples of a batch do "
+    "not change the bits of an example's gradient, which its agent tests before each round and cannot prove"
+)
+
 
 def guarantee(plan: SignaturePlan, training: PrivateTrainingPlan | None = None) -> str | None:
     """Return the guarantee of sketches for a single record as text; None without differential privacy.
@@ -34,9 +39,10 @@ def training_guarantee(plan: FederationPlan) -> str | None:
     if sketches is not None:
         epsilon, delta = training.epsilon + sketches.epsilon, training.delta + sketches.delta
         together = f"; updates and sketches together: ({epsilon:g}, {delta:g})"
+    assumed = _BATCHED if training.gradients == "batched" else ""
     return (
-        f"updates: {_record_level('training example', 'updates', training)}{together}; not covered: the "
-        "scores, which are of held-out examples, the number of examples of a silo, and its response times"
+        f"updates: {_record_level('training example', 'updates', training)}{together}{assumed}; not covered: "
+        "the scores, which are of held-out examples, the number of examples of a silo, and its response times"
     )
 
 

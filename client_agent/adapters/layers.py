@@ -14,6 +14,22 @@ from client_agent.model.architectures import block_diagonal, linear_shape, place
 GATE_AT_START = -1.386  # sigmoid(-1.386) = 0.2
 
 
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Apply a linear map, or one of each text: (..., d_in) -> (..., d_out).
+
+    Args:
+        weight: (d_out, d_in), or (n, d_out, d_in) for the n texts of a batch, as `bias` (n, d_out).
+    """
+    if weight.ndim == 2:
+        return nnf.linear(x, weight, bias)
+    # Some layers read the tokens of all texts in one row.
+    by_text = x.reshape(len(weight), -1, x.shape[-1])
+    y = torch.bmm(by_text, weight.transpose(1, 2))
+    if bias is not None:
+        y = y + bias.unsqueeze(1)
+    return y.reshape(*x.shape[:-1], weight.shape[1])
+
+
 class PQCore(nn.Module):
     """Local P and, with `bias`, Q of one role, and a frozen global branch of the same when `gated`.
 
@@ -50,11 +66,18 @@ class PQCore(nn.Module):
             return dict(local)
         # Both branches share A and B, so the gated sum is one branch, and costs what a plain one costs.
         b, shared = torch.sigmoid(self.gate), self.global_branch()
-        return {factor: (1 - b) * tensor + b * shared[factor] for factor, tensor in local.items()}
+        # A gate of each text of a batch (n,) is a factor of its matrix or vector.
+        return {
+            factor: (1 - gate) * tensor + gate * shared[factor]
+            for factor, tensor in local.items()
+            for gate in (b.reshape(*b.shape, *[1] * (tensor.ndim - b.ndim)),)
+        }
 
 
 class PQLinear(nn.Module):
     """A linear layer with PQ-LoRA branches of the n roles that it serves; n > 1 when it is fused.
+
+    As in `LoraLinear`, trained tensors may have one more dimension in front, one value for each text.
 
     The branches form one of rank n r with a block-diagonal P: A (n r, d_in) stacks the roles' A, and
     B (d_out, n r) holds each role's B in its own columns and its own output rows.
@@ -79,7 +102,7 @@ class PQLinear(nn.Module):
         qs = [branch["Q"] for branch in branches if "Q" in branch]
         if len(branches) == 1:
             return branches[0]["P"], qs[0] if qs else None
-        return block_diagonal([branch["P"] for branch in branches]), torch.cat(qs) if qs else None
+        return block_diagonal([branch["P"] for branch in branches]), torch.cat(qs, dim=-1) if qs else None
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the base layer's output plus the adapter's: (..., d_in) -> (..., d_out), base dtype."""
@@ -88,7 +111,7 @@ class PQLinear(nn.Module):
         with torch.autocast(x.device.type, enabled=False):
             p, q = self.merged()
             z = nnf.linear(x.float(), self.A)  # (..., n r)
-            h = nnf.linear(nnf.linear(z, p, q), self.scaled_B)  # (..., d_out)
+            h = nnf.linear(linear(z, p, q), self.scaled_B)  # (..., d_out)
         return y + h.to(y.dtype)
 
 
@@ -121,6 +144,8 @@ class LoraLinear(FactoredLinear):
 
     Parameters are float32 in any precision of the base model. In training mode a share `dropout` of the
     inputs of A is set to zero, and the rest is divided by 1 - `dropout`; roles of one layer read the same.
+    `torch.func.functional_call` may put tensors with one more dimension in their place: one A and B for each
+    text of a batch.
     """
 
     def __init__(
@@ -139,7 +164,7 @@ class LoraLinear(FactoredLinear):
         y = cast(Tensor, self.base_layer(x))
         a, b = self.factors()
         read = nnf.dropout(x.float(), self.dropout, self.training)
-        return (y + nnf.linear(nnf.linear(read, a), b)).to(y.dtype)  # rounded once, as peft does
+        return (y + linear(linear(read, a), b)).to(y.dtype)  # rounded once, as peft does
 
 
 def joined_roles(
@@ -149,7 +174,7 @@ def joined_roles(
     fused = [row_numbers for row_numbers in rows if row_numbers is not None]
     if not fused:
         return a[0], scale * b[0]
-    return torch.cat([*a]), scale * place_rows(b, fused, d_out)
+    return torch.cat([*a], dim=-2), scale * place_rows(b, fused, d_out)
 
 
 class BaseDeltaLinear(nn.Module):

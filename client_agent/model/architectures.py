@@ -12,6 +12,7 @@ from typing import cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as nnf
 from transformers.pytorch_utils import Conv1D
 
 from schemas.messages.federations import Role
@@ -130,15 +131,25 @@ def place_rows(factors: Sequence[Tensor], rows: Sequence[Tensor], d_out: int) ->
     """Join the B (d_out of the role, r) of a layer's n roles: (d_out, n r).
 
     Role i is in columns i r to (i + 1) r and in the output rows `rows[i]`; other entries are 0.
-    Differentiable.
+    Differentiable. Leading dimensions of the factors stay.
     """
     joined = block_diagonal(factors)
     where = torch.cat(list(rows))
-    return joined.new_zeros(d_out, joined.shape[1]).index_copy(0, where, joined)
+    *leading, _, columns = joined.shape
+    return joined.new_zeros(*leading, d_out, columns).index_copy(-2, where, joined)
 
 
 def block_diagonal(blocks: Sequence[Tensor]) -> Tensor:
-    return cast(Callable[..., Tensor], torch.block_diag)(*blocks)
+    """Join matrices (..., m, n) into one, whose other entries are 0; leading dimensions stay."""
+    if blocks[0].ndim == 2:
+        return cast(Callable[..., Tensor], torch.block_diag)(*blocks)
+    widths = [block.shape[-1] for block in blocks]
+    before = [sum(widths[:number]) for number in range(len(widths))]
+    padded = [
+        nnf.pad(block, (left, sum(widths) - left - width))
+        for block, left, width in zip(blocks, before, widths, strict=True)
+    ]
+    return torch.cat(padded, dim=-2)
 
 
 def listed(names: Sequence[str]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
 
+import torch
 from torch import Tensor
 
 from client_agent.model.loading import BaseModel
@@ -21,12 +22,18 @@ LOGITS_AT_ONCE = 2**25
 """Logits that are held at once, 128 MiB in float32: with 262,144 tokens in the vocabulary 128 positions."""
 
 
-def hidden_states(base: BaseModel, batch: Batch) -> Tensor:
-    """Run the model up to its final norm, included: (n, t, d); see `FrozenPrefix` for the layers below."""
+def hidden_states(base: BaseModel, batch: Batch, *, masked: bool = True) -> Tensor:
+    """Run the model up to its final norm, included: (n, t, d); see `FrozenPrefix` for the layers below.
+
+    Args:
+        masked: whether padding is masked. It need not be: it is on the right, where a causal model sees it
+            from padding only.
+    """
     decoder = cast(Callable[..., Any], base.model.get_submodule(base.parts.decoder))
     with base.prefix.in_place(base, batch):
         if batch.positions is None:
-            output = decoder(input_ids=batch.ids, attention_mask=batch.attention, use_cache=False)
+            mask = batch.attention if masked else torch.ones_like(batch.attention)
+            output = decoder(input_ids=batch.ids, attention_mask=mask, use_cache=False)
         else:  # texts of a row are told apart by their positions, which a mask would override
             output = decoder(input_ids=batch.ids, position_ids=batch.positions, use_cache=False)
     return cast(Tensor, output.last_hidden_state)

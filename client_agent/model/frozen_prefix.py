@@ -91,6 +91,15 @@ class FrozenPrefix:
             log.debug("frozen prefix: %d of %d layers are computed once per text", first, base.layers)
 
     @contextmanager
+    def set_aside(self) -> Iterator[None]:
+        """Compute all layers within the context."""
+        split, self._split = self._split, None
+        try:
+            yield
+        finally:
+            self._split = split
+
+    @contextmanager
     def in_place(self, base: BaseModel, batch: Batch) -> Iterator[None]:
         """Skip the layers below within the context, if their output for this batch can be stored."""
         split = self._split

@@ -14,6 +14,7 @@ from client_agent.privacy.release import Mechanism
 from client_agent.privacy.training import training_mechanism
 from client_agent.rounds.part import Part, obstacle
 from client_agent.rounds.work import Work
+from client_agent.training.batched_gradients import batched_gradients
 from client_agent.training.data import without_held_out
 from client_agent.training.private_steps import PrivateSteps
 from client_agent.training.silo import Silo
@@ -79,7 +80,11 @@ def private_steps(work: Work, adapter: Adapter) -> PrivateSteps | None:
         Ledger(work.participant.workspace.folder), work.session.federation_id, work.brief.round, mechanism, dp
     )
     records = [silo.encoded([example], plan.max_length) for example in examples]
-    return PrivateSteps(records, mechanism, payments)
+    batched = None
+    if dp.gradients == "batched":
+        texts = (text for record in records for text in record)
+        batched = batched_gradients(silo.base, adapter.named_parameters(), texts, plan)
+    return PrivateSteps(records, mechanism, payments, batched)
 
 
 def leave_out_held_out(work: Work) -> None:

@@ -6,7 +6,8 @@ L2 norm of `clip` over all trained tensors, Gaussian noise is added to the sum o
 m. What an optimiser makes of that, its momentum over rounds included, is post-processing.
 
 An example is a batch of its own, so that its gradient does not depend on other examples of the sample, even
-in rounding or through the random numbers of dropout. The sum is in integers, as that of private sketches
+in rounding or through the random numbers of dropout; `batched_gradients` has the conditions under which one
+batch of several does the same. The sum is in integers, as that of private sketches
 (`privacy.release`), because the low bits of floating-point noise would reveal it (Mironov 2012).
 """
 
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from math import nan
 from typing import Protocol, cast
@@ -28,6 +30,7 @@ from client_agent.model.tokens import TokenizedText
 from client_agent.privacy.release import STEPS, Mechanism, on_grid, sample_records
 from client_agent.privacy.step_noise import discrete_gaussians
 from client_agent.privacy.training import sigma_of
+from client_agent.training.batched_gradients import BatchedGradients, gradients_of_texts
 from client_agent.training.gradient_checks import require_gradients
 
 Record = tuple[TokenizedText, ...]
@@ -58,11 +61,13 @@ class PrivateSteps:
         records: the different training examples; one is drawn as a whole, and a random text of it is used.
         mechanism: the sample, the clip and the noise of each step.
         payments: the silo's ledger of this round.
+        batched: computes gradients of several texts at once; None = each is a batch of its own.
     """
 
     records: Sequence[Record]
     mechanism: Mechanism
     payments: Payments
+    batched: BatchedGradients | None = None
 
     @property
     def facts(self) -> list[float]:
@@ -101,20 +106,49 @@ class PrivateSteps:
         """
         total = np.zeros(sum(parameter.numel() for parameter in parameters.values()), np.int64)
         losses: list[float] = []
-        for (text,) in sample:
-            for parameter in parameters.values():
+        texts = [text for (text,) in sample]
+        with _without_shared_prefix(base):
+            for loss, vector in self._gradients(base, texts, parameters, gradient):
+                losses.append(loss)
                 # Each example is clipped by itself.
-                parameter.grad = None
-            # So that the dropout of an example does not depend on how many were drawn before it.
-            _seed(secrets.randbits(63))
-            losses.append(gradient(base, text))
-            total += on_grid(_flat(parameters), self.mechanism.clip)
+                total += on_grid(vector, self.mechanism.clip)
         # Also for an empty sample, which must look like any other.
         total += discrete_gaussians(total.size, sigma_of(self.mechanism))
         # By the expected size of a sample: the actual one is a secret.
         step = self.mechanism.clip / STEPS / self.mechanism.sampled
         _assign(parameters, total.astype(np.float64) * step)
         return float(np.mean(losses)) if losses else nan
+
+    def _gradients(
+        self,
+        base: BaseModel,
+        texts: Sequence[TokenizedText],
+        parameters: Mapping[str, nn.Parameter],
+        gradient: Gradient,
+    ) -> Iterator[tuple[float, NDArray[np.float32]]]:
+        """Yield the loss and the gradient of each text, in any order."""
+        if self.batched is not None:
+            texts = list(texts)
+            # One more text at a random place moves one other to the end, and none otherwise.
+            secrets.SystemRandom().shuffle(texts)
+            values = sum(parameter.numel() for parameter in parameters.values())
+            batches, texts = self.batched.divided(base, values, texts)
+            for shape, members in batches:
+                _seed(secrets.randbits(63))
+                yield from gradients_of_texts(base, parameters, shape, members)
+        for text in texts:
+            for parameter in parameters.values():
+                parameter.grad = None
+            # So that the dropout of an example does not depend on how many were drawn before it.
+            _seed(secrets.randbits(63))
+            loss = gradient(base, text)
+            yield loss, _flat(parameters)
+
+
+def _without_shared_prefix(base: BaseModel) -> AbstractContextManager[None]:
+    """Return a context in which nothing is read that a GPU has computed for several texts together."""
+    # The stored prefix of a text has bits that depend on the texts beside it when it was computed.
+    return base.prefix.set_aside() if base.device.type == "cuda" else nullcontext()
 
 
 def _seed(seed: int) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Final
+from typing import Annotated, Final, Literal
 
 from pydantic import Field
 
@@ -11,6 +11,8 @@ from schemas.messages.training import Count, Positive
 
 CAPABILITY: Final = "private-training-1"
 """What the profile of an agent names that can train under `privacy.training`."""
+
+Gradients = Literal["exact", "batched"]
 
 
 class PrivateTrainingPlan(Strict):
@@ -26,4 +28,10 @@ class PrivateTrainingPlan(Strict):
     """Over how many steps the budget is divided; null = those of all rounds and of one more, for steps that
     are repeated after a crash or in place of an abandoned round. A client whose steps are spent trains no
     more.
+    """
+    gradients: Gradients = "exact"
+    """How gradients of examples are computed: `exact`, each by passes of its own, or `batched`, several at
+    once, which is faster. The guarantee of `batched` assumes that on each client's machine the examples of a
+    batch do not change the bits of each other's gradients. The agent compares them before each round, and
+    computes exact gradients where they differ.
     """

@@ -47,3 +47,12 @@ def test_private_training_uses_the_noise_of_its_budget(monkeypatch: pytest.Monke
     loss, noise = private_training.trained_loss(base, data, 4, None, 0.01)
     assert noise == 0
     assert loss < private_training.start_loss(base, data)
+
+
+@pytest.mark.slow
+def test_step_times_have_all_sides_in_turn() -> None:
+    base = load_base_model(str(leak.ROOT / "examples" / "models" / "tiny-s"), device=torch.device("cpu"))
+    times = private_training.step_times(base, private_training.drawn(32, 0), 8, repeats=2, timed=3)
+    assert times["batch"] == 8
+    assert all(times[side] > 0 for side in (*private_training.SIDES, "comparison"))
+    assert 0 < times["batched / plain"] < times["exact / plain"]

@@ -22,6 +22,7 @@ from client_agent.model.loading import BaseModel, base_model_slug, load_base_mod
 from client_agent.model.tokens import collate, pad_id
 from client_agent.settings import Quantization
 from client_agent.sketches.gradient import sketch_of
+from client_agent.training.batched_gradients import batched_gradients
 from client_agent.training.evaluate import evaluate
 from client_agent.training.memory import held_bytes, step_memory
 from schemas.messages.federations import AdapterPlan, SignaturePlan, TrainingPlan
@@ -212,3 +213,15 @@ def test_quantised_model_approximates_the_dense_one(
     dense, quantized = probabilities
     divergence = nnf.kl_div(quantized, dense, log_target=True, reduction="batchmean")
     assert divergence < {"nf4": 0.5, "int8": 0.05}[quantization]
+
+
+@few_bits
+def test_gradients_of_texts_need_products_without_outliers(
+    load: Load, examples: list[Example], quantization: Quantization, caplog: pytest.LogCaptureFixture
+) -> None:
+    base = load(quantization)
+    texts = encode_all(examples[:4], base.tokenizer, 64)
+    with inject_lora(base, AdapterPlan(kind="lora", rank=4)) as adapter, caplog.at_level(logging.WARNING):
+        batched = batched_gradients(base, adapter.named_parameters(), texts, PLAN)
+    assert (batched is not None) == (quantization == "nf4"), caplog.text
+    assert ("products in 8 bits" in caplog.text) == (quantization == "int8")

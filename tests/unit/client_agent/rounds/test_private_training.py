@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
+import torch
 
 from client_agent.daemon import run
 from client_agent.policy import Policy, PolicyRefused
@@ -76,6 +77,31 @@ def test_private_rounds_record_and_report_epsilon(served: Served, started: Enrol
     assert "updates and sketches together: (6, 2e-05)" in claims
     assert "adapters, with which the coordinator is trusted" not in claims
     assert views[0]["clients"][0]["progress"] is None
+
+
+@pytest.mark.slow
+def test_batched_gradients_train_at_the_same_cost(
+    served: Served, started: Enrolled, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def alone(*_: Any) -> float:
+        raise AssertionError("a gradient was computed by itself")
+
+    monkeypatch.setattr(loop, "_gradient_of_text", alone)
+    who = started(**private_plan(privacy={"training": PRIVATE | {"gradients": "batched"}}))
+    before = who.trainer.silo.base.model.state_dict()
+    run(who, limited_sleep(500))
+    views = served.rounds(who.session.federation_id)
+    assert [view["state"] for view in views] == ["published"] * 2
+    book = Ledger(who.workspace.folder).read()
+    mechanism = book.training[-1].mechanism
+    assert [(entry.steps, entry.begun) for entry in book.training] == [(2, 2), (2, 2)]
+    assert book.training[-1].epsilon == epsilon_of_counted([(mechanism, 4)], 1e-5)
+    adapter = TrainingResult.from_bytes(who.workspace.rounds.open(2).read(TRAINED)).adapter
+    assert all(np.isfinite(values).all() and values.any() for values in adapter.values())
+    assert all(
+        torch.equal(before[name], now) for name, now in who.trainer.silo.base.model.state_dict().items()
+    )
+    assert "bits of an example's gradient, which its agent tests" in " ".join(views[0]["claims"])
 
 
 @pytest.mark.slow

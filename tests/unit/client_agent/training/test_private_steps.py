@@ -18,6 +18,7 @@ from client_agent.model.examples import Example, encode_for
 from client_agent.model.loading import BaseModel
 from client_agent.model.tokens import TokenizedText
 from client_agent.privacy.release import STEPS, Mechanism
+from client_agent.storage.prefix_store import PrefixStore
 from client_agent.training import private_steps as stepping
 from client_agent.training.checkpoint import TrainingCheckpoint
 from client_agent.training.loop import _gradient_of_text, answer_loss, train
@@ -165,6 +166,25 @@ def test_gradient_that_reaches_no_parameter_is_an_error(
     steps, parameters = steps_of(base, adapter, examples), adapter.named_parameters()
     with pytest.raises(MissingGradient, match="no gradient reaches"):
         steps.noisy_gradient(base, [[steps.records[0][0]]], parameters, lambda base, text: 0.0)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_stored_prefix_of_a_gpu_is_not_read(
+    base: BaseModel, examples: list[Example], tmp_path: Path, device: str
+) -> None:
+    base.prefix.store = PrefixStore(tmp_path, 2**24)
+    stored: list[int] = []
+
+    def gradient(named: BaseModel, text: TokenizedText) -> float:
+        stored.append(base.prefix.first)
+        return _gradient_of_text(base, text)
+
+    with inject_lora(base, ADAPTER.model_copy(update={"kind": "lora", "layers": 2})) as adapter:
+        steps, parameters = steps_of(base, adapter, examples), adapter.named_parameters()
+        named = replace(base, device=torch.device(device))
+        steps.noisy_gradient(named, [[steps.records[0][0]]], parameters, gradient)
+        assert base.prefix.first == 2
+    assert stored == [2 if device == "cpu" else 0]
 
 
 def test_examples_are_drawn_independently_with_all_their_texts() -> None:

@@ -73,6 +73,18 @@ def test_claims_of_private_training_state_their_limits() -> None:
     assert not any("Updates: record-level" in claim for claim in without)
 
 
+def test_claim_of_batched_gradients_states_its_assumption() -> None:
+    def updates(**training: str) -> str:
+        plan = private_plan("fedavg", privacy={"training": {"epsilon": 3, **training}})
+        claims = federation_claims(open_plan(FederationPlan.model_validate(plan)))
+        (claim,) = [claim for claim in claims if claim.startswith("Updates: record-level")]
+        return claim
+
+    assert "assumed" not in updates()
+    assert updates(gradients="exact") == updates()
+    assert "assumed (privacy.training.gradients batched): on a silo's machine" in updates(gradients="batched")
+
+
 def test_sums_of_private_updates_claim_their_noise() -> None:
     plan = private_plan("fedavg", signature={}, rounds={"min_clients": 5})
     plan["privacy"] = plan["privacy"] | {"secure_sum": {}}
