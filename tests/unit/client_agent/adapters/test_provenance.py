@@ -22,7 +22,7 @@ from tests.scene.agent_commands import tessera
 from tests.scene.agent_processes import MODELS
 from tests.scene.silo_config import config
 
-ADAPTER: dict[str, Any] = {"rank": 4, "roles": ["v", "down"], "private_rank": 2}
+ADAPTER: dict[str, Any] = {"kind": "pq", "rank": 4, "roles": ["v", "down"], "private_rank": 2}
 PLAN: dict[str, Any] = {
     "name": "alone",
     "strategy": {"name": "fedavg"},
