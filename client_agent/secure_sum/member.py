@@ -46,7 +46,7 @@ from schemas.secure_sum.agreement import (
     unseal,
 )
 from schemas.secure_sum.count_proofs import are_proved, proved_counts, verify_counts
-from schemas.secure_sum.encoding import Modulus, most
+from schemas.secure_sum.encoding import Modulus, largest_encoded
 from schemas.secure_sum.errors import SecureSumError, SessionAborted
 from schemas.secure_sum.masks import MaskKey, Masks, blindings
 from schemas.secure_sum.shamir import SHARE_BYTES, share_value, split
@@ -205,7 +205,7 @@ class Member:
             # One of a pair adds the mask and the other subtracts it, so that masks cancel in the sum.
             masks.append(MaskKey(key, is_subtracted=self.position > peer))
         if are_proved(terms):
-            whole, left = divmod(values.astype(np.int64), most(terms.bits))
+            whole, left = divmod(values.astype(np.int64), largest_encoded(terms.bits))
             _require(not left.any(), "the input is none of counts")
             blinded = blindings(masks, terms.values)
             return proved_counts(terms, self.position, whole.tolist(), blinded, self.identity)

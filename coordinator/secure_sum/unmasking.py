@@ -18,7 +18,7 @@ from schemas.messages.secure_sum import KeysStep, SumTerms, UnmaskStep
 from schemas.secure_sum.agreement import AdvertisedKeys, SecretKey, agreed_key, self_mask_key
 from schemas.secure_sum.count_proofs import opened_counts, summed_commitments
 from schemas.secure_sum.curve import ORDER
-from schemas.secure_sum.encoding import Modulus, most, require_in_range
+from schemas.secure_sum.encoding import Modulus, largest_encoded, require_in_range
 from schemas.secure_sum.errors import SecureSumError, SharesInconsistent
 from schemas.secure_sum.masks import MaskKey, Masks, Words, blindings
 from schemas.secure_sum.shamir import combine, lagrange_weights
@@ -100,7 +100,7 @@ def unmasked_counts(
     # The masks that remain are those to be added to a sum: their negative is what the members have added.
     opened = [-scalar % ORDER for scalar in blindings(masks.masks, terms.values)]
     counts = opened_counts(summed_commitments(terms, messages), opened, len(messages))
-    return np.array(counts, np.int64) * most(terms.bits), opened
+    return np.array(counts, np.int64) * largest_encoded(terms.bits), opened
 
 
 def plain_sum(

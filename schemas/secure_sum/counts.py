@@ -12,7 +12,7 @@ from schemas.identity.documents import hash_of
 from schemas.maths.bank import manifest
 from schemas.messages.secure_sum import Segment, SumTerms
 from schemas.messages.sum_counts import SumCounts
-from schemas.secure_sum.encoding import Quantised, most
+from schemas.secure_sum.encoding import Quantised, largest_encoded
 from schemas.secure_sum.errors import SecureSumError, SumOutOfRange
 
 # 1.0 in units of 2^-20: a member's 1 is the largest value that it can send.
@@ -32,7 +32,7 @@ def encoded_counts(groups: Sequence[str], memberships: Collection[str], bits: in
     """
     if not set(memberships) <= set(groups):
         raise SecureSumError("a member belongs to a group that is not counted")
-    return np.array([most(bits) if group in memberships else 0 for group in groups], np.int32)
+    return np.array([largest_encoded(bits) if group in memberships else 0 for group in groups], np.int32)
 
 
 def decoded_counts(
@@ -44,8 +44,8 @@ def decoded_counts(
         SumOutOfRange: a value is no sum of zeros and ones of that many members. Who sent it cannot be known.
     """
     # A member's 1 is encoded as the largest number.
-    counts = total // most(bits)
-    if (total % most(bits)).any() or counts.min(initial=0) < 0 or counts.max(initial=0) > members:
+    counts = total // largest_encoded(bits)
+    if (total % largest_encoded(bits)).any() or counts.min(initial=0) < 0 or counts.max(initial=0) > members:
         raise SumOutOfRange(f"a count is no whole number from 0 to {members}: a member spoilt the counts")
     return dict(zip(groups, counts.tolist(), strict=True))
 

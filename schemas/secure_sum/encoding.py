@@ -72,12 +72,12 @@ def modulus_for(members: int, bits: int) -> Modulus:
     """
     for modulus in MODULI:
         # The sum of all members never wraps.
-        if members * most(bits) < 2 ** (modulus - 1):
+        if members * largest_encoded(bits) < 2 ** (modulus - 1):
             return Modulus(modulus)
     raise SecureSumError(f"{members} members of {bits} bits exceed the largest modulus of {MODULI[-1]} bits")
 
 
-def most(bits: int) -> int:
+def largest_encoded(bits: int) -> int:
     """Return the largest encoded number, 2^(b-1) - 1."""
     return int(2 ** (bits - 1) - 1)
 
@@ -104,7 +104,7 @@ def quantise(
     if clip < 1 or not np.isfinite(values).all():
         raise SecureSumError("values are finite, and a clip is at least 2^-20")
     limit = clip * CLIP_UNIT
-    scaled = np.clip(values.astype(np.float64) * weight, -limit, limit) * (most(bits) / limit)
+    scaled = np.clip(values.astype(np.float64) * weight, -limit, limit) * (largest_encoded(bits) / limit)
     # Rounded at random: rounding to the nearest would add up to a bias in the sum.
     lower = np.floor(scaled)
     # A cipher expands 32 random bytes, which is faster than drawing all words from the system.
@@ -125,13 +125,13 @@ def require_in_range(total: NDArray[np.int64], members: int, bits: int) -> None:
     Raises:
         SumOutOfRange: one does. Who sent it cannot be known.
     """
-    if len(total) and int(np.abs(total).max()) > members * most(bits):
+    if len(total) and int(np.abs(total).max()) > members * largest_encoded(bits):
         raise SumOutOfRange(f"a coordinate exceeds the sum of {members} members: a member spoilt the sum")
 
 
 def dequantise(total: NDArray[np.int64], clip: int, bits: int) -> NDArray[np.float64]:
     """Return a sum of integers (n,) as the sum of weighted values (n,)."""
-    return total.astype(np.float64) * (clip * CLIP_UNIT / most(bits))
+    return total.astype(np.float64) * (clip * CLIP_UNIT / largest_encoded(bits))
 
 
 def concatenate(parts: Sequence[Quantised]) -> Quantised:

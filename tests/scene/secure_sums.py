@@ -19,7 +19,7 @@ from schemas.messages.secure_sum import CAPABILITY, ConfirmStep, KeysStep, Share
 from schemas.messages.sum_counts import SumCounts
 from schemas.secure_sum.count_proofs import are_proved
 from schemas.secure_sum.curve import commit, encode_scalar
-from schemas.secure_sum.encoding import modulus_for, most
+from schemas.secure_sum.encoding import largest_encoded, modulus_for
 from schemas.secure_sum.errors import SessionAborted
 from schemas.secure_sum.terms import signed_terms, threshold_for
 
@@ -77,7 +77,10 @@ def expectation_of(terms: SumTerms, position: int, **changes: object) -> Expecta
 
 def inputs_of(members: int, values: int = VALUES, *, seed: int = 0) -> dict[int, NDArray[np.int32]]:
     rng = np.random.default_rng(seed)
-    return {n: rng.integers(-most(16), most(16) + 1, values).astype(np.int32) for n in range(members)}
+    return {
+        n: rng.integers(-largest_encoded(16), largest_encoded(16) + 1, values).astype(np.int32)
+        for n in range(members)
+    }
 
 
 @dataclass

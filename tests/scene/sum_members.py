@@ -30,7 +30,7 @@ from schemas.messages.sum_counts import SumCounts
 from schemas.messages.sum_plan import LEAST_GROUP
 from schemas.secure_sum.count_proofs import summed_commitments
 from schemas.secure_sum.counts import encoded_counts
-from schemas.secure_sum.encoding import Modulus, most
+from schemas.secure_sum.encoding import Modulus, largest_encoded
 from schemas.secure_sum.segments import values_digest
 from schemas.wire.digests import digest_of, to_field
 from tests.scene.coordinator import SIGNING_KEY, Served, Silo
@@ -93,7 +93,9 @@ class SumClient:
             self.input = encoded_counts(groups, self.memberships, terms.bits)
         elif self.input is None or len(self.input) != terms.values:
             rng = np.random.default_rng([self.round, *self.silo.client_id.encode()])
-            self.input = rng.integers(-most(16), most(16) + 1, terms.values).astype(np.int32)
+            self.input = rng.integers(-largest_encoded(16), largest_encoded(16) + 1, terms.values).astype(
+                np.int32
+            )
         self.sent = {}
         expectation = Expectation(
             federation=self.silo.federation_id,

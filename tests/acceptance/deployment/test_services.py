@@ -100,7 +100,7 @@ def _admin(host: Host, url: str) -> httpx.Client:
 
 
 @pytest.mark.long
-def test_the_coordinator_starts_after_migrations(host: Host) -> None:
+def test_coordinator_starts_only_on_a_migrated_database(host: Host) -> None:
     assert argv_of("migrate") == ["tessera", "migrate"]
     assert argv_of("coordinator") == ["tessera", "serve"]
     assert host.start("coordinator").wait(timeout=60) == 1

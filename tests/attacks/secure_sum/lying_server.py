@@ -27,7 +27,7 @@ from schemas.secure_sum.agreement import (
     self_mask_key,
     unseal,
 )
-from schemas.secure_sum.encoding import Modulus, most
+from schemas.secure_sum.encoding import Modulus, largest_encoded
 from schemas.secure_sum.masks import MaskKey, Masks
 from schemas.secure_sum.shamir import SHARE_BYTES, combine, lagrange_weights, split
 from schemas.secure_sum.statements import (
@@ -129,7 +129,7 @@ class LyingServer:
         for count in range(1, len(vectors) + 1):
             for members in combinations(vectors, count):
                 total = np.sum([vectors[n] for n in members], axis=0, dtype=modulus.word)
-                if np.abs(modulus.signed(total)).max() <= count * most(16):
+                if np.abs(modulus.signed(total)).max() <= count * largest_encoded(16):
                     assert np.array_equal(modulus.signed(total), self._expected(members))
                     yield members
 

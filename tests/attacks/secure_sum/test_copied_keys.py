@@ -79,7 +79,7 @@ def test_an_unchecked_copied_key_opens_nothing(scene: str, copy: str) -> None:
 
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize(("scene", "copy"), RESPELT)
-def test_masks_without_positions_and_keys_cancel(
+def test_copied_keys_open_sums_without_bound_masks(
     scene: str, copy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The attack works on masks that do not depend on positions and keys: the tests above play it."""

@@ -14,7 +14,7 @@ from schemas.messages.federations import FederationPlan
 from schemas.messages.secure_sum import SumTerms
 from schemas.messages.sum_counts import SumCounts
 from schemas.secure_sum.counts import count_segments, counts_digest, decoded_counts, encoded_counts, groups_of
-from schemas.secure_sum.encoding import most
+from schemas.secure_sum.encoding import largest_encoded
 from schemas.secure_sum.errors import SecureSumError, SumOutOfRange, TermsRefused
 from schemas.secure_sum.segments import segment_of, segments_of, values_of_segment
 from tests.scene.plans import federation_plan
@@ -50,10 +50,12 @@ def test_masked_counts_are_exact(bits: int) -> None:
     assert decoded_counts(GROUPS, total, 4, bits) == {"x0": 4, "x1": 3, "x2": 2, "reject": 1}
 
 
-@pytest.mark.parametrize("value", [-1, 1, most(16) - 1, -most(16), 5 * most(16)])
+@pytest.mark.parametrize(
+    "value", [-1, 1, largest_encoded(16) - 1, -largest_encoded(16), 5 * largest_encoded(16)]
+)
 def test_spoilt_counts_are_refused(value: int) -> None:
     with pytest.raises(SumOutOfRange, match="spoilt"):
-        decoded_counts(("x0", "x1"), np.array([4 * most(16), value]), 4, 16)
+        decoded_counts(("x0", "x1"), np.array([4 * largest_encoded(16), value]), 4, 16)
 
 
 def test_a_member_belongs_to_counted_groups_only() -> None:

@@ -23,7 +23,7 @@ from schemas.secure_sum.agreement import (
     self_mask_key,
     unseal,
 )
-from schemas.secure_sum.encoding import Modulus, modulus_for, most, quantise, require_in_range
+from schemas.secure_sum.encoding import Modulus, largest_encoded, modulus_for, quantise, require_in_range
 from schemas.secure_sum.errors import SecureSumError, SumOutOfRange
 from schemas.secure_sum.masks import MaskKey, Masks, keystream
 from schemas.secure_sum.statements import commitment_to
@@ -191,13 +191,15 @@ def test_a_ciphertext_is_for_one_pair_and_context() -> None:
 def test_rounding_errors_are_below_one_step(values: list[float], bits: int, seed: int) -> None:
     array = np.array(values, np.float32)
     encoded = quantise(array, 2 << 20, bits, seed=bytes([seed]) * 32)
-    assert np.abs(encoded).max() <= most(bits)
+    assert np.abs(encoded).max() <= largest_encoded(bits)
     decoded = encoding.dequantise(encoded.astype(np.int64), 2 << 20, bits)
-    assert np.abs(decoded - np.clip(array.astype(np.float64), -2, 2)).max() < 2 / most(bits) + 1e-12
+    assert (
+        np.abs(decoded - np.clip(array.astype(np.float64), -2, 2)).max() < 2 / largest_encoded(bits) + 1e-12
+    )
 
 
 def test_rounding_is_unbiased() -> None:
-    array = np.full(100_000, 0.3 / most(16), np.float32)
+    array = np.full(100_000, 0.3 / largest_encoded(16), np.float32)
     encoded = quantise(array, 1 << 20, 16)
     assert set(np.unique(encoded)) == {0, 1}
     assert abs(float(encoded.mean()) - 0.3) < 0.01  # seven standard errors

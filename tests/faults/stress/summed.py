@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from schemas.identity.keys import name_of
 from schemas.maths.adapter import Layout, in_order
 from schemas.messages.secure_sum import CAPABILITY, SumOutcome, SumStatus
-from schemas.secure_sum.encoding import Modulus, most
+from schemas.secure_sum.encoding import Modulus, largest_encoded
 from schemas.secure_sum.segments import values_digest
 from schemas.wire.digests import digest_of
 from tests.faults.stress.one_hot import PATIENCE_SECONDS, enrol, insist
@@ -160,7 +160,7 @@ def _spoilt(client: SumClient) -> bytes:
     assert client.terms is not None
     modulus = Modulus(client.terms.modulus)
     words = modulus.unpack(client.message(MASKED)).copy()
-    words[0] += 20 * most(16)
+    words[0] += 20 * largest_encoded(16)
     return modulus.pack(words)
 
 

@@ -56,7 +56,7 @@ class Machines:
                 do_work(Participant(client.session, client.workspace, trainer, client.sleep), pending)
             return pending.task if pending is not None else None
 
-    def until_done(self, step: Callable[[], object]) -> int:
+    def kill_at_each_file(self, step: Callable[[], object]) -> int:
         """Kill a step at its first file, then at its second, and so on; return how often it was killed."""
         for files in count():
             try:

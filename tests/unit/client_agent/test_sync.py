@@ -81,15 +81,15 @@ def test_killed_sync_and_work_equal_an_uninterrupted_run(
     who = started(**alone_plan(**plan))
     next_brief(who)
     assert machines.sync().next == "work"
-    assert machines.until_done(machines.work) == 1  # what it found out of the silo
-    machines.until_done(machines.sync)
+    assert machines.kill_at_each_file(machines.work) == 1  # what it found out of the silo
+    machines.kill_at_each_file(machines.sync)
     twin = twin_of(who, tmp_path_factory.mktemp("twin"))
-    assert machines.until_done(machines.work) >= 3
+    assert machines.kill_at_each_file(machines.work) >= 3
     folder, expected = who.workspace.rounds.open(1), twin.workspace.rounds.open(1)
     assert take_part(twin, next_brief(who), until=UPDATE)
     assert files_of(folder.path) == files_of(expected.path)
     assert machines.work() is None
-    machines.until_done(lambda: machines.sync(waits=False))
+    machines.kill_at_each_file(lambda: machines.sync(waits=False))
     assert folder.finished
     assert folder.has(RECEIPT)
 

@@ -95,7 +95,9 @@ def test_file_of_another_program_is_named(tmp_path: Path, monkeypatch: pytest.Mo
         ("postgresql://ada@host:abc/x", "is not a database URL"),
     ],
 )
-def test_mistyped_url_is_named(monkeypatch: pytest.MonkeyPatch, url: str, reason: str) -> None:
+def test_migrate_explains_a_wrong_database_url(
+    monkeypatch: pytest.MonkeyPatch, url: str, reason: str
+) -> None:
     assert reason in _refusal_of_migrate(monkeypatch, url)
 
 

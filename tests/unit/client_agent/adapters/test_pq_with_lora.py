@@ -26,7 +26,7 @@ each_plan = pytest.mark.parametrize("plan", [BOTH, SHARED, PRIVATE], ids=["both"
 
 
 @each_plan
-def test_shared_ranks_travel_and_private_ones_stay(each_architecture: BaseModel, plan: AdapterPlan) -> None:
+def test_state_has_shared_ranks_and_no_private_ones(each_architecture: BaseModel, plan: AdapterPlan) -> None:
     base = each_architecture
     roles = [role for role in ALL_ROLES if role in base.shapes]
     with inject_random_pq(base, plan) as adapter:

@@ -222,7 +222,7 @@ def test_pack_is_redelivered_after_the_stored_one_ends(
     assert "the pack of another client was voided" in caplog.text
 
 
-def test_reminders_become_rarer_and_name_operators_command(
+def test_reminders_slow_down_then_name_operators_command(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO)

@@ -58,7 +58,7 @@ def test_release_is_clipped_mean_with_accounted_noise() -> None:
     assert (np.abs(steps - np.round(steps)) < 1e-3).all()  # nothing but whole steps of the grid
 
 
-def test_averaged_releases_carry_the_noise_of_a_mean() -> None:
+def test_averaging_three_releases_divides_their_variance_by_three() -> None:
     mechanism = Mechanism(sampled=10, records=40, noise_multiplier=2.0, clip=1.0, dim=2)
     released = None
     releases = [np.array([1.0, 0.0]), np.array([0.0, 1.0]), np.array([2.0, 2.0])]

@@ -13,7 +13,7 @@ from schemas.maths.adapter import in_order
 from schemas.maths.start import from_start
 from schemas.messages.scores import LOSS, Score, Scores
 from schemas.secure_sum.counts import count_segments
-from schemas.secure_sum.encoding import CLIP_UNIT, dequantise, most
+from schemas.secure_sum.encoding import CLIP_UNIT, dequantise, largest_encoded
 from schemas.secure_sum.segments import segments_of
 from tests.scene.plans import federation_plan
 from tests.scene.tensors import zero_tensors
@@ -68,8 +68,8 @@ def encoded(learnt: dict[str, np.ndarray], **changes: Any) -> dict[str, np.ndarr
 def test_trained_expert_has_member_counts_and_weighted_change() -> None:
     learnt = change("x1")
     values = encoded(learnt)
-    assert [int(values[group][0]) for group in GROUPS] == [most(16), most(16), 0, 0]
-    rounding = 2 * CLIP_UNIT * (2**20) / most(16)
+    assert [int(values[group][0]) for group in GROUPS] == [largest_encoded(16), largest_encoded(16), 0, 0]
+    rounding = 2 * CLIP_UNIT * (2**20) / largest_encoded(16)
     for name in ("A", "B"):
         expected = 0.5 * learnt[f"x1.l0.q.{name}"].ravel()  # half of the examples for full weight
         np.testing.assert_allclose(values[f"x1.{name}"], expected, atol=rounding)
@@ -83,20 +83,20 @@ def test_trained_expert_has_member_counts_and_weighted_change() -> None:
 def test_expert_weight_of_a_member_is_its_responsibility() -> None:
     learnt = change("x1", "x2")
     values = encoded(learnt, responsibilities={2: 0.25})
-    rounding = 2 / most(16)
-    assert [int(values[group][0]) for group in GROUPS] == [most(16), 0, most(16), 0]
+    rounding = 2 / largest_encoded(16)
+    assert [int(values[group][0]) for group in GROUPS] == [largest_encoded(16), 0, largest_encoded(16), 0]
     assert values["x2.weight"] == pytest.approx(0.125, abs=rounding)
     assert values["x2.responsibility"] == pytest.approx(0.25, abs=rounding)
     np.testing.assert_allclose(values["x2.B"], 0.125 * learnt["x2.l0.q.B"].ravel(), atol=rounding)
     assert not values["x1.B"].any()  # it was not chosen in this round
 
 
-def test_rejecting_member_sends_shared_change_as_new_expert() -> None:
+def test_rejecting_member_repeats_shared_change_as_new_expert() -> None:
     learnt = change()
     values = encoded(learnt, rejects=True)
-    assert int(values["reject"][0]) == most(16)
-    np.testing.assert_allclose(values["new.B"], values["B"], atol=2 / most(16))
-    assert values["new.weight"] == pytest.approx(values["weight"], abs=2 / most(16))
+    assert int(values["reject"][0]) == largest_encoded(16)
+    np.testing.assert_allclose(values["new.B"], values["B"], atol=2 / largest_encoded(16))
+    assert values["new.weight"] == pytest.approx(values["weight"], abs=2 / largest_encoded(16))
 
 
 def test_sum_input_without_groups_has_no_expert_values() -> None:

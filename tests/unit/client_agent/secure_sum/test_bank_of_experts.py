@@ -18,7 +18,7 @@ from client_agent.storage.round_folder import INPUT, READY, SUMMED, TRAINED
 from client_agent.training.silo import Silo
 from schemas.maths.bank import expert_tensors
 from schemas.messages.rounds import RoundBrief
-from schemas.secure_sum.encoding import most
+from schemas.secure_sum.encoding import largest_encoded
 from tests.scene.coordinator import Served
 from tests.scene.faults import Killed
 from tests.scene.rounds import wait_for
@@ -128,7 +128,7 @@ def test_client_without_stored_choices_counts_for_changed_experts(
         assert not sum_and_revive(agents, Wire())
         after = safetensors.numpy.load(agent.folder(1).read(INPUT))
         counts = {name: int(values[0]) for name, values in after.items() if name in ("x1", "x2", "reject")}
-        assert counts == {"x1": 0, "x2": 0, "reject": 0} | {f"x{expert}": most(16)}
+        assert counts == {"x1": 0, "x2": 0, "reject": 0} | {f"x{expert}": largest_encoded(16)}
         assert counts == {n: int(safetensors.numpy.load(before)[n][0]) for n in counts}
         wait_for(served, agents.federation_id, 1, "published")
 

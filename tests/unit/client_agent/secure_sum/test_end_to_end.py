@@ -25,7 +25,7 @@ from schemas.maths.start import from_start
 from schemas.messages.rounds import FinishedBrief
 from schemas.messages.secure_sum import SumTerms, UnmaskStep
 from schemas.secure_sum.agreement import self_mask_key
-from schemas.secure_sum.encoding import CLIP_UNIT, Modulus, most
+from schemas.secure_sum.encoding import CLIP_UNIT, Modulus, largest_encoded
 from schemas.secure_sum.masks import MaskKey, Masks
 from schemas.secure_sum.segments import segments_of, values_of_segment
 from schemas.secure_sum.shamir import combine, lagrange_weights
@@ -135,7 +135,11 @@ def _check_exact(served: Served, agents: Agents, counted: list[Agent]) -> None:
     at = 0
     for segment in segments_of(wanted, layout):
         if segment.name in ("A", "B"):
-            mean = total[at : at + segment.values] * (segment.clip * CLIP_UNIT / most(16)) / len(counted)
+            mean = (
+                total[at : at + segment.values]
+                * (segment.clip * CLIP_UNIT / largest_encoded(16))
+                / len(counted)
+            )
             expected = (values_of_segment(start, layout, segment.name).astype(np.float64) + mean).astype(
                 "<f4"
             )

@@ -31,7 +31,7 @@ from schemas.maths.bank import REJECT
 from schemas.messages.secure_sum import SumTerms
 from schemas.secure_sum.count_proofs import proved_counts
 from schemas.secure_sum.counts import groups_of
-from schemas.secure_sum.encoding import most
+from schemas.secure_sum.encoding import largest_encoded
 from tests.scene.coordinator import Served
 from tests.scene.forged_counts import forged_counts
 from tests.scene.waiting import wait_until
@@ -105,8 +105,8 @@ def reject(agent: Agent) -> None:
     def change(tensors: dict[str, np.ndarray]) -> None:
         for name in [name for name in tensors if name.startswith("new.")]:
             source = tensors.get(name.removeprefix("new."))
-            tensors[name] = np.full_like(tensors[name], most(16)) if source is None else source
-        tensors[REJECT] = np.full_like(tensors[REJECT], most(16))
+            tensors[name] = np.full_like(tensors[name], largest_encoded(16)) if source is None else source
+        tensors[REJECT] = np.full_like(tensors[REJECT], largest_encoded(16))
 
     rewrite(agent, change)
 

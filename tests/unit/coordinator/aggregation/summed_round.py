@@ -24,7 +24,7 @@ from schemas.maths.start import from_start
 from schemas.messages.enrolment import Profile
 from schemas.messages.federations import FederationPlan
 from schemas.messages.updates import WeightsManifest
-from schemas.secure_sum.encoding import CLIP_UNIT, clamp_weight, concatenate, most, quantise
+from schemas.secure_sum.encoding import CLIP_UNIT, clamp_weight, concatenate, largest_encoded, quantise
 from schemas.secure_sum.segments import SCORES, WEIGHT, segments_of, values_of_segment
 from schemas.wire.digests import digest_of
 from schemas.wire.envelope import head
@@ -205,7 +205,7 @@ def start_values(wanted: FederationPlan, layout: Layout, served_values: State) -
 def rounding(wanted: FederationPlan, layout: Layout) -> float:
     """Return how far a mean may be off: each member rounds to the next integer."""
     clip = segments_of(wanted, layout)[0].clip * CLIP_UNIT
-    return clip / most(16) + 1e-6
+    return clip / largest_encoded(16) + 1e-6
 
 
 def assert_close(actual: State, wanted: State, within: float) -> None:

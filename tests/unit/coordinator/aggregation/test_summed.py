@@ -21,7 +21,7 @@ from coordinator.strategies.opening import NotSummed, open_plan, require_summed
 from coordinator.totals import SegmentChange
 from schemas.maths.adapter import size
 from schemas.messages.updates import WeightsManifest
-from schemas.secure_sum.encoding import clamp_weight, most
+from schemas.secure_sum.encoding import clamp_weight, largest_encoded
 from schemas.secure_sum.segments import values_digest
 from tests.scene.tensors import split_tensors, zero_tensors
 from tests.unit.coordinator.aggregation.closed_round import Sent, close_round
@@ -78,7 +78,9 @@ def test_clients_are_served_the_mean_of_summed_updates(
             assert joint_digest(session, federation_id, number + 1) == stored.digest
             assert session.scalars(select(RelevanceRow)).first() is None
         losses = np.mean([member.losses for member in members], axis=0)
-        assert stored.losses == pytest.approx({"served": losses[0], "trained": losses[1]}, abs=16 / most(16))
+        assert stored.losses == pytest.approx(
+            {"served": losses[0], "trained": losses[1]}, abs=16 / largest_encoded(16)
+        )
         before = bodies[0]
 
 

@@ -94,7 +94,7 @@ def test_small_uploads_use_memory_within_its_budget(url: str, monkeypatch: pytes
     assert [put(smaller) for _ in range(8)] == [200] * 8, "what was taken is given back"
 
 
-def test_announced_large_uploads_use_little_memory(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_uploads_without_length_reserve_much_memory(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     in_use = [0]
 
     class Counting(uploads._MemoryBudget):

@@ -26,7 +26,7 @@ from coordinator.storage.server_key import ServerKey
 from schemas.identity.keys import encode, name_of
 from schemas.messages.federations import FederationPlan
 from schemas.messages.secure_sum import UnmaskStep
-from schemas.secure_sum.encoding import Modulus, most
+from schemas.secure_sum.encoding import Modulus, largest_encoded
 from schemas.secure_sum.terms import terms_hash
 from schemas.wire.digests import digest_of
 from tests.scene.coordinator import PROFILE
@@ -208,7 +208,7 @@ def spoil(stored: Stored) -> None:
     """Store a vector of member 0 whose first word is far from every input."""
     modulus = Modulus(stored.played.terms.modulus)
     words = modulus.unpack(stored.played.masked[0]).copy()
-    words[0] += 20 * most(16)
+    words[0] += 20 * largest_encoded(16)
     octets = modulus.pack(words)
     with stored.database.write() as session:
         message = session.get_one(SumMessageRow, (stored.session_id, 0, "masked"))

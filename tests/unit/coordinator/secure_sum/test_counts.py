@@ -13,7 +13,7 @@ from coordinator.totals import GroupCounts, JointValues, Outline, Total
 from schemas.maths.adapter import Layout
 from schemas.messages.secure_sum import SumStatus
 from schemas.secure_sum.counts import counts_digest, groups_of
-from schemas.secure_sum.encoding import most
+from schemas.secure_sum.encoding import largest_encoded
 from schemas.secure_sum.segments import values_digest
 from schemas.strategies.averages import FedAvgOptions
 from tests.scene.coordinator import Served, slug
@@ -246,7 +246,7 @@ def test_counts_in_clear_are_checked(coordinator: Served, bank: dict[str, Any]) 
     assert liar.input is not None
     honest = liar.message(MASKED)
     for value in (2, 3, -1):
-        liar.input[2] = value * most(16)
+        liar.input[2] = value * largest_encoded(16)
         liar.sent.clear()
         refused = liar.put(MASKED)
         assert (refused.status_code, slug(refused)) == (422, "masked-vector")

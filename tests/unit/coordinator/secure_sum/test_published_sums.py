@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from schemas.messages.secure_sum import CAPABILITY
-from schemas.secure_sum.encoding import most
+from schemas.secure_sum.encoding import largest_encoded
 from schemas.secure_sum.segments import values_digest
 from tests.scene.coordinator import PROFILE, Served, Silo, slug
 from tests.scene.operator import Operator
@@ -27,7 +27,7 @@ def test_members_and_newcomers_are_served_the_summed_model(coordinator: Served) 
         bodies.append(weights(silo, 2))
     for body in bodies:
         for name in ORDER:
-            np.testing.assert_allclose(body[name], np.mean(changes), atol=CLIP / most(16) + 1e-6)
+            np.testing.assert_allclose(body[name], np.mean(changes), atol=CLIP / largest_encoded(16) + 1e-6)
             np.testing.assert_array_equal(body[name], bodies[0][name])
     digest = values_digest(bodies[-1], {name: bodies[-1][name].shape for name in ORDER})
     for silo in (silos[0], late):
