@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from typing import TYPE_CHECKING, Annotated
 
@@ -68,6 +69,12 @@ def rollback(
     """
     with clear_errors(), opened_settings(config) as settings:
         number = _number(revision)
+        if "TESSERA_REVISION" in os.environ:
+            # The agent waits for its command with the lock that a rollback needs.
+            raise SettingsUnusable(
+                "a command of export.run cannot roll back, as the agent waits for it; let it fail, and roll "
+                "back after it"
+            )
         if settings.export.after_round is None:
             again = f" --revision {number}" if number is not None else ""
             raise SettingsUnusable(

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import shutil
 import signal
+import stat
 import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -51,7 +53,8 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 60.0, 3600.0
 _POLL_SECONDS = 0.1
 _GRACE_SECONDS = 5.0
 _LAST_OUTPUT = 500
-_SECRETS = ("TESSERA_AGENT_TOKEN", "HF_TOKEN", "TESSERA_ADMIN_TOKEN")
+_SECRET = re.compile(r".*(TOKEN|API_KEY|PASSWORD|SECRET)(_FILE)?")
+"""Names of environment variables that the owner's command does not get."""
 
 Step = Literal["export", "link", "run"]
 _NAMES: Final[dict[Step, str]] = {
@@ -196,9 +199,12 @@ class Push:
             with self._noted("export", newest, before, failures):
                 self.served.sweep()
                 self._export_missing(store, silo)
-            target = self._target(before)
+            target: int | None = None
+            with self._noted("link", newest, before, failures):
+                target = self._target(before)
             if target is not None:
                 with self._noted("link", target, before, failures):
+                    serving = before = self._before_link(store, before, target)
                     self._point(target, pinned=before.pinned is not None)
                 with self._noted("run", target, before, failures):
                     serving = self._notified(serving, target, stop)
@@ -234,6 +240,7 @@ class Push:
             # Before the link: an agent that starts after a kill here points it at the same revision.
             serving = Serving.read(store.folder).model_copy(update={"pinned": number})
             serving.write(store.folder)
+            serving = self._before_link(store, serving, revision.number)
             self._point(revision.number, pinned=number is not None)
             try:
                 notified = self._notified(serving, revision.number, lambda: False)
@@ -241,8 +248,22 @@ class Push:
                 failure = self._failure("run", revision.number, serving.failure, str(error))
                 serving.model_copy(update={"failure": failure}).write(store.folder)
                 raise
-            notified.model_copy(update={"failure": None}).write(store.folder)
+            # A newer revision that could not be exported is still tried again.
+            is_other = serving.failure is not None and serving.failure.step == "export"
+            notified.model_copy(update={"failure": serving.failure if is_other else None}).write(store.folder)
         return record
+
+    def _before_link(self, store: RevisionStore, serving: Serving, number: int) -> Serving:
+        """Forget for which revision the command succeeded, if the link moves to another one.
+
+        Otherwise a rollback to the revision before would not run the command, although the server may have
+        loaded the one between: its command failed, or was killed, after the server had answered it.
+        """
+        if serving.notified in (None, label_of(self.name, number)):
+            return serving
+        forgotten = serving.model_copy(update={"notified": None})
+        forgotten.write(store.folder)
+        return forgotten
 
     def _target(self, serving: Serving) -> int | None:
         """Return the number of the revision to serve: the pinned or the newest exported one."""
@@ -313,10 +334,13 @@ class Push:
 
     def _make_folder(self) -> None:
         folder, mode = self.settings.export.folder, _MODES[self.settings.export.readers]
-        if not folder.is_dir():
-            folder.mkdir(parents=True)
-            # Who may read the files may list the folder, whatever the umask of this process.
-            folder.chmod(0o700 | mode | (mode & 0o044) >> 2)
+        folder.mkdir(parents=True, exist_ok=True)
+        # Who may read the files may list the folder, whatever the umask of this process. Rights that its
+        # owner gave are kept.
+        now = stat.S_IMODE(folder.stat().st_mode)
+        wanted = now | 0o700 | mode | (mode & 0o044) >> 2
+        if wanted != now:
+            folder.chmod(wanted)
 
     def _point(self, number: int, *, pinned: bool) -> None:
         label, current = label_of(self.name, number), self.served.current()
@@ -401,7 +425,7 @@ def run_hook(
         HookFailed: it cannot be started, ends with another status than 0, or takes more than `seconds`.
         Stopped: the agent was stopped; the command was ended.
     """
-    environment = {name: value for name, value in os.environ.items() if name not in _SECRETS}
+    environment = {name: value for name, value in os.environ.items() if not _SECRET.fullmatch(name)}
     with tempfile.TemporaryFile() as output:
         try:
             process = subprocess.Popen(
@@ -418,35 +442,39 @@ def run_hook(
                 f"export.run: {command[0]} cannot be started ({error.strerror}); correct the command"
             ) from error
         end = time.monotonic() + seconds
-        while True:
-            try:
-                status = process.wait(timeout=_POLL_SECONDS)
-                break
-            except subprocess.TimeoutExpired:
+        try:
+            while (status := _status(process)) is None:
                 if stop():
-                    _end(process)
-                    raise Stopped from None
+                    raise Stopped
                 if time.monotonic() >= end:
-                    _end(process)
                     raise HookFailed(
                         f"export.run: {command[0]} did not end within {seconds:g} s and was stopped; make it "
                         f"faster, or raise export.run_seconds{_last_output(output)}"
-                    ) from None
+                    )
+        except BaseException:  # Ctrl-C included: the command is in a session of its own
+            _end(process)
+            raise
         if status != 0:
             raise HookFailed(f"export.run: {command[0]} ended with status {status}{_last_output(output)}")
 
 
+def _status(process: subprocess.Popen[bytes]) -> int | None:
+    """Wait a moment for a command, and return its status; None = it still runs."""
+    try:
+        return process.wait(timeout=_POLL_SECONDS)
+    except subprocess.TimeoutExpired:
+        return None
+
+
 def _end(process: subprocess.Popen[bytes]) -> None:
     """End a command and its children."""
-    for number, grace in ((signal.SIGTERM, _GRACE_SECONDS), (signal.SIGKILL, None)):
-        try:
-            os.killpg(process.pid, number)
-            process.wait(timeout=grace)
-            return
-        except ProcessLookupError:
-            return
-        except subprocess.TimeoutExpired:
-            continue
+    with suppress(ProcessLookupError, subprocess.TimeoutExpired):
+        os.killpg(process.pid, signal.SIGTERM)
+        process.wait(timeout=_GRACE_SECONDS)
+    # Children may outlive the command, or ignore the first signal.
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
 
 
 def _last_output(output: IO[bytes]) -> str:

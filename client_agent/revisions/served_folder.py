@@ -25,7 +25,7 @@ from client_agent.errors import ServedRevisionRefused
 
 RECORD: Final = "revision.json"
 CURRENT: Final = "current"
-_REVISION = re.compile(r"(?P<name>[^@/\\\0]+)@(?P<number>[1-9][0-9]*)")
+_REVISION = re.compile(r"(?P<name>[^@/\\\0]+)@(?P<number>[1-9][0-9]{0,17})")
 _CHUNK = 1 << 20
 _REMEDY: Final = "delete the folder, and `tessera agent rollback` writes it again"
 
@@ -183,11 +183,11 @@ class ServedFolder:
         os.rename(self.path / label, hidden)
         shutil.rmtree(hidden, ignore_errors=True)
 
-    def keep_only(self, name: str, numbers: Collection[int]) -> None:
-        """Delete the revisions of an adapter that have other numbers, except the one that `current` names."""
+    def remove_numbers(self, name: str, numbers: Collection[int]) -> None:
+        """Delete the revisions of an adapter with these numbers, except the one that `current` names."""
         for number in self.numbers(name):
             label = label_of(name, number)
-            if number not in numbers and label != self.current():
+            if number in numbers and label != self.current():
                 self.remove(label)
 
     def sweep(self) -> None:

@@ -400,24 +400,44 @@ class RevisionKeeper:
             AdapterUnreadable: a round's file is damaged.
         """
         store, table = RevisionStore(self.settings.folder), self.settings.export
+        served = ServedFolder(table.folder)
         if table.after_round is None:
             if store.add_states(participant.workspace.home):
-                self._prune(store, [])
+                self._prune(store, served)
             return
-        served = ServedFolder(table.folder)
-        # An agent's folder may be older than the export folder, after a restored backup.
-        added = store.add_states(participant.workspace.home, above=max(served.numbers(self.name), default=0))
+        try:
+            # An agent's folder may be older than the export folder, after a restored backup.
+            above = max(served.numbers(self.name), default=0)
+        except OSError as error:
+            # A number might be used twice. Training goes on, and the next call adds what this one does not.
+            log.warning("export.folder: %s cannot be read (%s); trying again", table.folder, error.strerror)
+            return
+        added = store.add_states(participant.workspace.home, above=above)
         if self._push is None:
             from client_agent.revisions.push import Push
 
             self._push = Push(self.settings, self.name)
         self._push.follow(store, participant.trainer.silo, participant.trainer.stop)
         if added:
-            current = parsed_label(served.current() or "")
-            self._prune(store, [current[1]] if current is not None and current[0] == self.name else [])
-            served.keep_only(self.name, store.numbers())
+            self._prune(store, served)
 
-    def _prune(self, store: RevisionStore, protected: Collection[int]) -> None:
+    def _prune(self, store: RevisionStore, served: ServedFolder) -> None:
+        """Delete the oldest revisions, here and in the export folder, but for what is served or pinned."""
+        from client_agent.revisions.push import Serving
+
         settings = self.settings
         with store.locked():
-            store.prune(settings.keep_revisions, settings.revisions_mib << 20, protected)
+            # Under the lock: a rollback may have waited for it, and changes both.
+            protected = {Serving.read(store.folder).pinned}
+            with suppress(OSError):
+                current = parsed_label(served.current() or "")
+                protected.add(current[1] if current is not None and current[0] == self.name else None)
+            kept = {number for number in protected if number is not None}
+            pruned = store.prune(settings.keep_revisions, settings.revisions_mib << 20, kept)
+            if settings.export.after_round is None or not pruned:
+                return
+            try:
+                # Not all that the store lacks: after a restored backup nothing could write those again.
+                served.remove_numbers(self.name, pruned)
+            except OSError as error:
+                log.warning("export.folder: old revisions cannot be deleted (%s)", error.strerror)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -239,6 +240,53 @@ def test_rollback_serves_an_older_revision(
     assert "aster@1 stays served, as pinned by a rollback; aster@3 is exported beside it" in caplog.text
     Push(settings, "aster").roll_back(store, None, no_silo, awaited)
     assert folder.current() == "aster@3"
+
+
+def test_rollback_after_a_failed_command_runs_it(settled: Settled, started: Enrolled, tmp_path: Path) -> None:
+    log = tmp_path / "hook.log"
+    script = f"echo $TESSERA_REVISION_NAME >> {log}; test $TESSERA_REVISION != 2"
+    settings = settled(f"run = {json.dumps(['sh', '-c', script])}")
+    who = keeping(started(**PLAN), settings)
+    for _ in range(2):
+        take_part(who, next_brief(who))
+    # The server may have loaded revision 2, although the command for it failed.
+    Push(settings, "aster").roll_back(store_of(settings), 1, no_silo, awaited)
+    assert log.read_text().split() == ["aster@1", "aster@2", "aster@1"]
+
+
+def test_pruning_keeps_the_pinned_revision(settled: Settled, started: Enrolled) -> None:
+    settings = settled("", keep_revisions="1")
+    who = keeping(started(**PLAN), settings)
+    take_part(who, next_brief(who))
+    Push(settings, "aster").roll_back(store_of(settings), 1, no_silo, awaited)
+    for _ in range(2):
+        take_part(who, next_brief(who))
+    assert store_of(settings).numbers()[0] == 1
+    assert served_by(settings).current() == "aster@1"
+
+
+def test_unreadable_export_folder_stops_no_training(
+    settled: Settled, started: Enrolled, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = settled()
+    who = keeping(started(**PLAN), settings)
+
+    def gone(self: ServedFolder, name: str) -> list[int]:
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ServedFolder, "numbers", gone)
+        take_part(who, next_brief(who))
+    assert "cannot be read (Stale file handle); trying again" in caplog.text
+    who.keep_revisions(who)
+    assert served_by(settings).current() == "aster@1"
+
+
+def test_command_gets_no_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("TESSERA_TOKEN", "HF_TOKEN", "WANDB_API_KEY", "MLFLOW_TRACKING_PASSWORD"):
+        monkeypatch.setenv(name, "secret-value")
+    run_hook(("sh", "-c", f"env > {tmp_path / 'env'}"), {}, 10, lambda: False)
+    assert "secret-value" not in (tmp_path / "env").read_text()
 
 
 def test_rollback_exports_a_removed_revision_again(settled: Settled, started: Enrolled) -> None:
