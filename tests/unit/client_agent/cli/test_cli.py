@@ -23,7 +23,7 @@ PLAN = {
     "name": "alone",
     "strategy": {"name": "fedavg"},
     "rounds": {"total": 2},
-    "adapter": {"rank": 4, "roles": ["v"]},
+    "adapter": {"kind": "pq", "rank": 4, "roles": ["v"]},
     "training": {"steps": 2, "max_length": 64, "learning_rate": 0.01},
 }
 
