@@ -258,13 +258,14 @@ def _asked_for(recipe: RecipeName, dice: random.Random) -> WeightsRecipeName:
 
 def fault_rates_of(seed: int, plan: Plan) -> FaultRates:
     """Draw what goes wrong: in every schedule some things often, and some never."""
-    dice = random.Random(f"rates {seed}")
+    # Recorded seeds repeat their schedules as long as these words stay.
+    dice = random.Random(f"weather {seed}")
     until = dice.uniform(20.0, 80.0)
 
     def chance(*often: float) -> float:
         return dice.choice([0.0, *often])
 
-    in_sums = random.Random(f"sum rates {seed}")
+    in_sums = random.Random(f"sum weather {seed}")
     return FaultRates(
         sum_crash=in_sums.choice([0.0, 0.05, 0.2]),
         sum_late=in_sums.choice([0.0, 0.05, 0.2]),
