@@ -32,6 +32,7 @@ _FORGOTTEN = {
     "update": "SELECT client_id, round_number FROM updates"
     " WHERE payload_id IS NULL OR state_payload_id IS NULL",
 }
+_REJECTED = "SELECT client_id, round_number FROM updates WHERE reject_reason IS NOT NULL"
 _CODED = "SELECT client_id, round_number, recipe FROM coded_weights"
 _MOST_PASSES = 100
 _VALUE_BYTES = 4
@@ -44,12 +45,14 @@ class Thinned:
         self._world = world
         self._forgotten: dict[str, set[Place]] = {what: set() for what in _FORGOTTEN}
         self._coded: set[tuple[str, int, str]] = set()
+        self._rejected: set[Place] = set()
         self._rounds: set[int] = set()
 
     def look(self, connection: sqlite3.Connection) -> None:
         """See what a commit has forgotten."""
         if self._world.plan.keep_rounds is None:
             return
+        self._rejected = set(connection.execute(_REJECTED).fetchall())
         for what, query in _FORGOTTEN.items():
             before, now = self._forgotten[what], set(connection.execute(query).fetchall())
             if now == before:
@@ -149,8 +152,15 @@ class Thinned:
         return {(client, one) for client, one in self._all(what) if one >= first} | self._needed(what)
 
     def _last_counted(self) -> set[Place]:
+        """Return the last update of each client that still counts: a replaced pack rejects earlier ones."""
         counted = self._world.oracle.ledger.counted
-        return set({client: number for number in sorted(counted) for client in counted[number]}.items())
+        valid = {
+            client: number
+            for number in sorted(counted)
+            for client in counted[number]
+            if (client, number) not in self._rejected
+        }
+        return set(valid.items())
 
     def _all(self, what: str) -> set[Place]:
         if what == "update":
