@@ -12,6 +12,7 @@ import math
 import random
 from functools import partial
 from types import SimpleNamespace
+from typing import cast
 
 import numpy as np
 import pytest
@@ -50,6 +51,7 @@ def attacked(mechanism: Mechanism, steps: int, *, canary: bool) -> float:
     """Return the attacker's statistic: the logarithm of the likelihood ratio of all steps."""
     parameter = nn.Parameter(torch.zeros(2))
     parameters = {"b": parameter}
+    base = cast(BaseModel, SimpleNamespace(device=torch.device("cpu")))
 
     def gradient(base: BaseModel, text: TokenizedText) -> float:
         parameter.grad = torch.tensor([100.0, 0.0]) if text is CANARY else torch.tensor([0.0, 1.0])
@@ -59,7 +61,7 @@ def attacked(mechanism: Mechanism, steps: int, *, canary: bool) -> float:
     share, total = mechanism.sampled / mechanism.records, 0.0
     for sample in private.samples(steps):
         present = sample if canary else [batch for batch in sample if batch[0] is not CANARY]
-        private.noisy_gradient(None, present, parameters, gradient)  # type: ignore[arg-type]
+        private.noisy_gradient(base, present, parameters, gradient)
         assert parameter.grad is not None
         seen = float(parameter.grad[0]) * mechanism.sampled / mechanism.clip
         ratio = min((2 * seen - 1) / (2 * mechanism.noise_multiplier**2), 500.0)
