@@ -337,10 +337,10 @@ class Push:
         folder.mkdir(parents=True, exist_ok=True)
         # Who may read the files may list the folder, whatever the umask of this process. Rights that its
         # owner gave are kept.
-        now = stat.S_IMODE(folder.stat().st_mode)
-        wanted = now | 0o700 | mode | (mode & 0o044) >> 2
-        if wanted != now:
-            folder.chmod(wanted)
+        before = stat.S_IMODE(folder.stat().st_mode)
+        after = before | 0o700 | mode | (mode & 0o044) >> 2
+        if after != before:
+            folder.chmod(after)
 
     def _point(self, number: int, *, pinned: bool) -> None:
         label, current = label_of(self.name, number), self.served.current()

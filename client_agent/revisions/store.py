@@ -432,8 +432,8 @@ class RevisionKeeper:
             with suppress(OSError):
                 current = parsed_label(served.current() or "")
                 protected.add(current[1] if current is not None and current[0] == self.name else None)
-            kept = {number for number in protected if number is not None}
-            pruned = store.prune(settings.keep_revisions, settings.revisions_mib << 20, kept)
+            numbers = {number for number in protected if number is not None}
+            pruned = store.prune(settings.keep_revisions, settings.revisions_mib << 20, numbers)
             if settings.export.after_round is None or not pruned:
                 return
             try:

@@ -161,7 +161,7 @@ def test_check_reports_faults_and_continues(
     changes: dict[str, str], what: str, said: str, tmp_path: Path, served: Served
 ) -> None:
     found = checked(config(tmp_path, **({"url": served.url} | changes)))
-    assert len(found) == 16
+    assert len(found) == 17
     assert not found[what].passed
     assert said in found[what].detail
 

@@ -103,7 +103,7 @@ def test_paragraphs_are_unwrapped_and_lists_are_not(docstring: str, text: str) -
 
 def test_agent_commands_have_the_order_of_use() -> None:
     shown_panels = panels("agent")
-    assert shown_panels["Commands"][:9] == [
+    assert shown_panels["Commands"][:11] == [
         "init",
         "data",
         "check",
@@ -112,7 +112,9 @@ def test_agent_commands_have_the_order_of_use() -> None:
         "status",
         "sent",
         "generate",
+        "history",
         "export",
+        "rollback",
     ]
     assert set(shown_panels["Identity"]) == {"rotate-key", "accept-restored"}
     assert set(shown_panels["Alignment"]) == {"align", "alignment-test", "write-anchors", "make-pivot-pack"}

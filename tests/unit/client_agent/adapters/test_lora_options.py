@@ -24,6 +24,7 @@ from schemas.messages.federations import AdapterPlan, TrainingPlan
 from tests.scene.local_training import train_examples
 from tests.scene.models import logits_of
 from tests.scene.tensors import random_tensors
+from tests.unit.client_agent.model.architecture_table import IDS
 
 RS = AdapterPlan(kind="lora", rank=9, scale=0.5, roles=("q", "v", "down"), rslora=True)
 SAME = AdapterPlan(kind="lora", rank=9, scale=1.5, roles=("q", "v", "down"))  # 0.5 sqrt(9)
@@ -45,7 +46,7 @@ def test_rslora_is_scale_times_root_of_rank(tiny: Callable[..., BaseModel], mode
         with inject_lora(base, plan) as adapter:
             adapter.load(random_tensors(adapter.layout, scale=0.3))
             adapter.load_base_delta(base_delta(base))  # what FedEx-LoRA and FLoRA add
-            results.append((logits_of(base), adapter.as_lora()))
+            results.append((logits_of(base, IDS, use_cache=False), adapter.as_lora()))
     (with_root, first), (with_scale, second) = results
     assert torch.equal(with_root, with_scale)
     for path, factors in first.items():
@@ -69,7 +70,12 @@ def test_rslora_equals_public_peft(tiny: Callable[..., BaseModel]) -> None:
             linear: Any = base.parts.path(int(layer), role)  # type: ignore[arg-type]
             peft_layer: Any = public.model.get_submodule(linear)
             getattr(peft_layer, f"lora_{factor}")["default"].weight.data = torch.from_numpy(values)
-        torch.testing.assert_close(logits_of(base), logits_of(public), rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(
+            logits_of(base, IDS, use_cache=False),
+            logits_of(public, IDS, use_cache=False),
+            rtol=1e-5,
+            atol=1e-5,
+        )
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -79,10 +85,10 @@ def test_export_includes_rslora_factor_without_options(
     base = tiny()
     with inject_lora(base, RS.model_copy(update={"dropout": 0.5})) as adapter:
         adapter.load(random_tensors(adapter.layout, scale=0.3))
-        expected = logits_of(base)
+        expected = logits_of(base, IDS, use_cache=False)
         write_checkpoint(tmp_path, adapter.as_lora(), base, saved_model())
     with checkpoint_in_place(base, tmp_path):
-        torch.testing.assert_close(logits_of(base), expected, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(logits_of(base, IDS, use_cache=False), expected, rtol=1e-5, atol=1e-5)
 
 
 def test_dropout_acts_in_training_only_and_keeps_mean(tiny: Callable[..., BaseModel]) -> None:

@@ -18,7 +18,7 @@ from schemas.messages.federations import ALL_ROLES
 from tests.scene.local_training import train_examples
 from tests.scene.models import logits_of
 from tests.scene.tiny_models import character_tokenizer
-from tests.unit.client_agent.model.architecture_table import ADAPTER, EXAMPLES, TRAINING
+from tests.unit.client_agent.model.architecture_table import ADAPTER, EXAMPLES, IDS, TRAINING
 from tests.unit.client_agent.model.tiny_configs import tiny_model
 
 CPU = torch.device("cpu")
@@ -54,11 +54,11 @@ def test_training_and_peft_leave_routed_experts_frozen(
     base, folder = mixture(model_type)
     assert base.roles == roles
     before = {name: tensor.clone() for name, tensor in base.model.state_dict().items()}
-    bare = logits_of(base)
+    bare = logits_of(base, IDS, use_cache=False)
     with inject_lora(base, ADAPTER) as adapter:
         assert not any("experts." in path or "router" in path for path in adapter.as_lora())
         losses = train_examples(base, adapter, EXAMPLES, TRAINING).losses
-        trained = logits_of(base)
+        trained = logits_of(base, IDS, use_cache=False)
         write_checkpoint(folder / "export", adapter.as_lora(), base, str(folder))
     assert losses[-1] < losses[0]
     assert (trained - bare).norm() > 1e-3 * bare.norm()
@@ -66,7 +66,7 @@ def test_training_and_peft_leave_routed_experts_frozen(
     assert after.keys() == before.keys()
     assert all(torch.equal(after[name], before[name]) for name in before)
     with checkpoint_in_place(base, folder / "export"):
-        torch.testing.assert_close(logits_of(base), trained, rtol=0, atol=1e-5)
+        torch.testing.assert_close(logits_of(base, IDS, use_cache=False), trained, rtol=0, atol=1e-5)
 
 
 def test_frozen_experts_are_reported(mixture: Callable[..., tuple[BaseModel, Path]]) -> None:
