@@ -39,7 +39,7 @@ class Cost:
 
     members: int
     experts: int
-    made: float
+    building: float
     verified_once: float
     verified_by_member: float
     opened: float
@@ -79,7 +79,7 @@ def session_cost(members: int, experts: int) -> Cost:
     member = session.members[0]
     shares = intake.shares_answer(0, session.keys, session.shares)
     shared = member.accept_shares(shares, session.keyed[0], session.own[0])
-    made, message = _timed(lambda: member.masked(inputs[0], session.keyed[0], shared))
+    building, message = _timed(lambda: member.masked(inputs[0], session.keyed[0], shared))
     once, _ = _timed(lambda: verify_counts(terms, 0, message))
     session.step_masked()
     answer = intake.masked_answer(terms, session.masked)
@@ -105,7 +105,7 @@ def session_cost(members: int, experts: int) -> Cost:
     if not np.array_equal(total, session.expected()):
         raise AssertionError("the counts are not exact")
     size = len(answer.model_dump_json())
-    return Cost(members, experts, made, once, verified, seconds, message_bytes(terms), size)
+    return Cost(members, experts, building, once, verified, seconds, message_bytes(terms), size)
 
 
 def _timed(action: Callable[[], Result]) -> tuple[float, Result]:

@@ -92,8 +92,8 @@ def _exchange(address: tuple[str, int], connections: int) -> None:
                 try:
                     is_open = bool(connection.recv(2**16)) if ready & selectors.EVENT_READ else True
                     if ready & selectors.EVENT_WRITE:
-                        sent = connection.send(remaining[connection])
-                        remaining[connection] = remaining[connection][sent:] or _REQUESTS
+                        sent_bytes = connection.send(remaining[connection])
+                        remaining[connection] = remaining[connection][sent_bytes:] or _REQUESTS
                 except OSError:
                     is_open = False
                 if not is_open:

@@ -174,7 +174,7 @@ def step_times(base: BaseModel, data: Sample, batch: int, *, repeats: int, timed
     A repetition measures all sides in turn, and has the mean of its steps: samples differ in size.
     """
     plan = plan_of(batch, 1e-3, timed)
-    found: dict[str, list[float]] = {side: [] for side in (*SIDES, "comparison")}
+    milliseconds: dict[str, list[float]] = {side: [] for side in (*SIDES, "comparison")}
     with inject_lora(base, ADAPTER) as adapter:
         parameters = adapter.named_parameters()
         dim = sum(parameter.numel() for parameter in parameters.values())
@@ -185,16 +185,16 @@ def step_times(base: BaseModel, data: Sample, batch: int, *, repeats: int, timed
             started = time.process_time()
             texts = [text for record in records for text in record]
             batched = replace(exact, batched=batched_gradients(base, parameters, texts, plan))
-            found["comparison"].append(1e3 * (time.process_time() - started))
+            milliseconds["comparison"].append(1e3 * (time.process_time() - started))
             for side, private in zip(SIDES, (None, exact, batched), strict=True):
-                found[side].append(1e3 * _mean_step(base, adapter, data, plan, private))
+                milliseconds[side].append(1e3 * _mean_step(base, adapter, data, plan, private))
     ratios = {
         f"{side} / plain": statistics.median(
-            own / plain for own, plain in zip(found[side], found["plain"], strict=True)
+            own / plain for own, plain in zip(milliseconds[side], milliseconds["plain"], strict=True)
         )
         for side in SIDES[1:]
     }
-    medians = {name: statistics.median(values) for name, values in found.items()} | ratios
+    medians = {name: statistics.median(values) for name, values in milliseconds.items()} | ratios
     return {"batch": batch, **{name: round(value, 2) for name, value in medians.items()}}
 
 

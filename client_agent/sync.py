@@ -172,7 +172,7 @@ def _finish(client: SyncClient, brief: FinishedBrief) -> Outcome:
     scores = read_final_scores(client.workspace.home)
     try:
         if scores is not None:
-            send_final_scores(client, scores, brief.round - 1)
+            send_final_scores(client, scores)
     except AgentError as error:
         # The federation is finished either way, so this is no failure of the exchange.
         log.warning("scores of the final weights not sent (%s); the next sync sends them again", error)

@@ -146,8 +146,8 @@ def block_diagonal(blocks: Sequence[Tensor]) -> Tensor:
     widths = [block.shape[-1] for block in blocks]
     before = [sum(widths[:number]) for number in range(len(widths))]
     padded = [
-        nnf.pad(block, (left, sum(widths) - left - width))
-        for block, left, width in zip(blocks, before, widths, strict=True)
+        nnf.pad(block, (columns, sum(widths) - columns - width))
+        for block, columns, width in zip(blocks, before, widths, strict=True)
     ]
     return torch.cat(padded, dim=-2)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from client_agent.errors import DownloadDamaged
+from client_agent.errors import CoordinatorRefused, DownloadDamaged
 from client_agent.rounds.client import Client
 from client_agent.rounds.opened_round import OpenedBrief
 from client_agent.rounds.weights_difference import download_difference, earlier_weights
@@ -78,7 +78,7 @@ def _downloaded(
     return body.body
 
 
-def send_final_scores(client: Client, final: FinalScores, last_published: int) -> None:
+def send_final_scores(client: Client, final: FinalScores) -> None:
     """Send the scores of the final weights with those of the last round, unless an earlier call succeeded."""
     session, record = client.session, client.workspace.home / FINAL_SCORES_SENT
     last = newest_with(client, SCORES_SENT)
@@ -89,16 +89,19 @@ def send_final_scores(client: Client, final: FinalScores, last_published: int) -
         log.info("scores of the final weights not sent: this federation sums the scores of its clients")
         return
     earlier = sent_scores(last) if last is not None else None
-    # The API takes final scores only together with those of the last round.
-    if last is None or earlier is None or last.number != last_published:
-        log.info(
-            "scores of the final weights not sent: they go with those of round %d, which this client has not "
-            "sent",
-            last_published,
-        )
+    if last is None or earlier is None:
+        log.info("scores of the final weights not sent: this client has sent those of no round")
         return
     scores = earlier.model_copy(update={"final": final.scores, "final_kept": final.are_kept})
-    session.api.send_scores(session.federation_id, last.number, scores)
+    try:
+        session.api.send_scores(session.federation_id, last.number, scores)
+    except CoordinatorRefused as refusal:
+        # The API takes final scores only together with those of the last published round, and knows which
+        # that is: rounds after it may have been abandoned.
+        if refusal.slug != "round-closed":
+            raise
+        log.info("scores of the final weights not sent: %s", refusal)
+        return
     write_durably(record, scores.model_dump_json().encode())
 
 

@@ -43,7 +43,7 @@ def finish(participant: Participant, brief: FinishedBrief) -> None:
         scores = final_scores(participant, newest)
         log.info("final weights: held-out %s; %s", as_text(scores.scores), scores.choice)
         participant.keep_revisions(participant)
-        send_final_scores(participant, scores, brief.round - 1)
+        send_final_scores(participant, scores)
     except Stopped:
         raise
     # The weights are stored, and are the result: a missing score does not stop the agent.

@@ -20,12 +20,13 @@ from client_agent.model.examples import Example
 from client_agent.model.loading import BaseModel
 from client_agent.rounds.checkpoints import adapter_of_round
 from client_agent.rounds.examine import Exam, Examiner
+from client_agent.rounds.final_exchange import send_final_scores
 from client_agent.rounds.standalone import train_alone
 from client_agent.rounds.train import better_of, zeros_like
 from client_agent.rounds.training_result import TrainingResult
 from client_agent.storage.final_scores import FinalScores, read_final_scores
 from client_agent.storage.rate_store import RateStore
-from client_agent.storage.round_folder import FINAL_SCORES, FINAL_SCORES_SENT, TRAINED
+from client_agent.storage.round_folder import FINAL_SCORES, FINAL_SCORES_SENT, SCORES_SENT, TRAINED
 from client_agent.training.data import SiloData
 from client_agent.training.silo import Silo
 from schemas.messages.federations import AdapterPlan, ScoresPlan, TrainingPlan
@@ -199,6 +200,22 @@ def test_refused_final_scores_do_not_fail_the_agent(
     assert "scores of the final weights not sent" in caplog.text
     assert (who.workspace.home / FINAL_SCORES).is_file()
     assert not (who.workspace.home / FINAL_SCORES_SENT).exists()
+
+
+def test_final_scores_need_those_of_the_last_round(
+    started: Enrolled, caplog: pytest.LogCaptureFixture
+) -> None:
+    who = started(**alone_plan())
+    run(who, limited_sleep(500))
+    home, newest = who.workspace.home, next(who.workspace.rounds.newest_first())
+    final = read_final_scores(home)
+    assert final is not None
+    (home / FINAL_SCORES_SENT).unlink()
+    (newest.path / SCORES_SENT).unlink()
+    with caplog.at_level(logging.INFO):
+        send_final_scores(who, final)
+    assert "`final` belongs to the last published round, 2" in caplog.text
+    assert not (home / FINAL_SCORES_SENT).exists()
 
 
 @pytest.mark.slow
