@@ -132,7 +132,7 @@ def remarks(report: Report) -> list[str]:
         )
     lines += [
         f"{m.method}: clients take part in different rounds, so that nothing is shown after each round or at "
-        "equal bytes" + (", neither differences of other methods to it" if m.method == report.control else "")
+        "equal bytes" + (", nor are differences of other methods to it" if m.method == report.control else "")
         for m in report.methods
         if m.course is None and report.courses
     ]

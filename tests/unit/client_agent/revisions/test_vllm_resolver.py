@@ -215,7 +215,11 @@ def test_plugin_is_declared_for_vllm() -> None:
 
 @pytest.fixture(scope="module")
 def vllm(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Read the interface from vLLM's wheel; the rest of vLLM is stubs."""
+    """Return a folder with vLLM's own modules of resolvers and requests, from its wheel.
+
+    The packages around them are empty, and a base class of requests is written here: nothing of vLLM's that
+    a test asserts is.
+    """
     target = tmp_path_factory.mktemp("vllm")
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", FROM_THE_WHEEL, str(target)], capture_output=True, text=True
