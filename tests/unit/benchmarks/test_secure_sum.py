@@ -20,7 +20,7 @@ def test_a_session_is_measured_with_lost_members() -> None:
 
 def test_proofs_of_counts_are_measured() -> None:
     cost = count_proofs.session_cost(5, 3)
-    assert min(cost.made, cost.verified_once, cost.verified_by_member, cost.opened) > 0
+    assert min(cost.building, cost.verified_once, cost.verified_by_member, cost.opened) > 0
     # A challenge; 4 scalars or points for each of 4 groups, and 5 for the choice of 2 experts; a signature.
     assert cost.message == 32 * (1 + 4 * 4 + 5) + 64
 
