@@ -12,7 +12,9 @@ from client_agent.secure_sum import expectation
 from coordinator.secure_sum import counts, new_terms, sessions
 from schemas.maths.bank import manifest
 from schemas.secure_sum.counts import groups_of
+from tests.faults.fault_simulation.counting import K_MIN
 from tests.faults.fault_simulation.fault_rates import FaultRates, Plan
+from tests.faults.fault_simulation.member_mutants import masked
 from tests.faults.fault_simulation.planting import mutant, omits
 
 
@@ -23,10 +25,17 @@ def counted(plan: Plan, _: FaultRates) -> bool:
 def _members_are_lost(plan: Plan, rates: FaultRates) -> bool:
     """Members drop out between the counts and the end of the sum."""
     is_late = plan.summed is not None and plan.summed.phase_seconds < 10 and rates.sum_late > 0
-    return counted(plan, rates) and (is_late or plan.revoked_while in "01234")
+    is_revoked = plan.revoked > 0 and plan.revoked_while in "01234"
+    return counted(plan, rates) and (is_late or is_revoked)
 
 
-@mutant(_members_are_lost)
+def _groups_starve(plan: Plan, rates: FaultRates) -> bool:
+    """Members are late in a sum of two groups, of which both can be large enough before that."""
+    is_divided = plan.summed is not None and plan.summed.bank is None and plan.agents >= 2 * K_MIN
+    return is_divided and masked(plan, rates) and _members_are_lost(plan, rates) and rates.sum_late > 0
+
+
+@mutant(_groups_starve)
 @contextmanager
 def forgets_lost_members_in_the_manifest() -> Iterator[None]:
     """Both sides take a group's members for present, whoever was lost since they were counted."""
@@ -48,7 +57,7 @@ def forgets_lost_members_in_the_manifest() -> Iterator[None]:
         yield
 
 
-@mutant(_members_are_lost)
+@mutant(_groups_starve)
 @contextmanager
 def unmasks_groups_that_lost_members() -> Iterator[None]:
     """Groups are right when a session opens, and nobody looks at them again."""
