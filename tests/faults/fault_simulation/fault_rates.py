@@ -211,9 +211,6 @@ def _summed(seed: int, plan: Plan) -> Plan:
         return plan
     agents = dice.choice([5, 5, 6, 7, 8])
     minimum = dice.randint(3, 4)
-    rank = 1
-    while rank * rank + rank < agents * LAST_ROUND + NOISE:
-        rank += 1
     drawn = SumDrawn(
         masking=dice.choices(["pairwise", "none"], [85, 15])[0],
         minimum=minimum,
@@ -225,6 +222,12 @@ def _summed(seed: int, plan: Plan) -> Plan:
     if drawn.counts:
         drawn = replace(drawn, bank=bank_of(seed))
     revoked = dice.choice([0, 1])
+    # Without the client that is revoked and the one whose key is stolen, a sum still has its members: otherwise the
+    # round would wait for ever.
+    agents = max(agents, minimum + revoked + plan.thief)
+    rank = 1
+    while rank * rank + rank < agents * LAST_ROUND + NOISE:
+        rank += 1
     least = max(minimum, agents - dice.choice([0, 1, 2]) - revoked - plan.thief)
     return replace(
         plan,
