@@ -36,8 +36,8 @@ K_MIN = 3
 def groups_taken(plan: Plan) -> Iterator[None]:
     """Make the strategy of a schedule count rejections of the model: every second agent rejects it.
 
-    Members that reject and those that do not are both summed only from K_MIN on, so that a division in two halves
-    lets the loss of one member matter most often.
+    Members that reject and those that do not are both summed only from K_MIN on, so that a division in two
+    halves lets the loss of one member matter most often.
     """
     if plan.summed is None or not plan.summed.counts or plan.summed.bank is not None:
         yield

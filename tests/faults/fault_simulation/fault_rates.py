@@ -222,8 +222,8 @@ def _summed(seed: int, plan: Plan) -> Plan:
     if drawn.counts:
         drawn = replace(drawn, bank=bank_of(seed))
     revoked = dice.choice([0, 1])
-    # Without the client that is revoked and the one whose key is stolen, a sum still has its members: otherwise the
-    # round would wait for ever.
+    # Without the client that is revoked and the one whose key is stolen, a sum still has its members:
+    # otherwise the round would wait for ever.
     agents = max(agents, minimum + revoked + plan.thief)
     rank = 1
     while rank * rank + rank < agents * LAST_ROUND + NOISE:
