@@ -54,7 +54,7 @@ def proxy(replicas: list[Coordinator], tmp_path: Path) -> Iterator[Caddy]:
         yield running
 
 
-def test_both_replicas_take_part_and_nothing_is_lost_when_each_is_killed_in_turn(
+def test_killing_each_replica_in_turn_loses_nothing(
     database_url: str, replicas: list[Coordinator], proxy: Caddy
 ) -> None:
     trial = Trial(clients=4, rounds=12)
@@ -72,9 +72,7 @@ def test_both_replicas_take_part_and_nothing_is_lost_when_each_is_killed_in_turn
         assert replica.log.read_text().count("update-accepted") > 0, "Caddy left one of the two idle"
 
 
-def test_its_certificate_is_its_own_authoritys_and_a_caller_is_known_by_its_own_address(
-    replicas: list[Coordinator], proxy: Caddy
-) -> None:
+def test_caddy_has_its_own_authority_and_drops_forgeries(replicas: list[Coordinator], proxy: Caddy) -> None:
     with httpx.Client(base_url=URL, verify=proxy.trust, headers=ADMIN, trust_env=False) as admin:
         made = admin.post("/v1/federations", json={"name": "a", "strategy": {"name": "fedavg"}})
         assert made.status_code == 201, made.text
@@ -95,9 +93,7 @@ def test_events_come_through_at_once(replicas: list[Coordinator], proxy: Caddy) 
     assert seen == "event: round"
 
 
-def test_a_body_above_its_limit_never_reaches_a_coordinator(
-    replicas: list[Coordinator], tmp_path: Path
-) -> None:
+def test_caddy_refuses_a_body_above_its_limit(replicas: list[Coordinator], tmp_path: Path) -> None:
     folder = tmp_path / "small"
     folder.mkdir()
     with (

@@ -33,7 +33,7 @@ def _facts(page: Page) -> dict[str, str]:
     }
 
 
-def test_it_asks_for_a_token_and_shows_what_an_auditor_may_see(page: Page, served: Served) -> None:
+def test_the_page_shows_an_auditor_the_federation(page: Page, served: Served) -> None:
     federation_id, silos = running(
         served, **plan(strategy={"name": "fedmosaic", "options": {"sources": "all", "guard": "off"}})
     )
@@ -81,7 +81,7 @@ def test_it_follows_a_round_without_being_reloaded(page: Page, served: Served) -
     expect(page.locator("#headline")).to_have_text("clinics is finished after 2 rounds", timeout=10_000)
 
 
-def test_a_token_that_is_refused_or_revoked_brings_the_question_back(page: Page, served: Served) -> None:
+def test_the_page_asks_again_after_an_invalid_token(page: Page, served: Served) -> None:
     running(served)
     enter(page, served, token="tsr_aud_" + "x" * 43)
     expect(page.get_by_role("alert")).not_to_be_empty()

@@ -114,7 +114,7 @@ def test_a_federation_is_run_from_the_page_alone(page: Page, served: Served) -> 
     assert all(row.inner_text().endswith("UTC") for row in page.locator("#audit time").all())
 
 
-def test_all_fields_that_are_wrong_are_named_at_once(page: Page, served: Served) -> None:
+def test_all_invalid_fields_are_named_at_once(page: Page, served: Served) -> None:
     served.federation(name="Wards")
     enter(page, served)
     _create(page, strategy="fedavg", name="", rounds="0", steps="0", deadline="-1", private="20")

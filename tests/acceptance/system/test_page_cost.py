@@ -10,7 +10,7 @@ from benchmarks.page import large_federation, open_page, refresh_page
 pytestmark = [pytest.mark.system, pytest.mark.timeout(120)]
 
 
-def test_the_page_is_small_and_asks_little_while_nothing_changes(browser: Browser) -> None:
+def test_the_page_is_small_and_rarely_requests(browser: Browser) -> None:
     with large_federation(clients=12, rounds=30) as (running, federation):
         bare = open_page(browser, running, "")
         view = open_page(browser, running, f"#/{federation}")

@@ -26,9 +26,7 @@ def _scored_rounds(served: Served, clients: int) -> tuple[str, dict[str, Silo]]:
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-def test_the_best_and_the_worst_are_in_front_and_the_keyboard_brings_others(
-    page: Page, served: Served, theme: str
-) -> None:
+def test_curves_of_best_worst_and_chosen_clients_lead(page: Page, served: Served, theme: str) -> None:
     federation_id, silos = _scored_rounds(served, 7)
     best, second, *_, worst = silos
     page.emulate_media(color_scheme="dark" if theme == "dark" else "light")
@@ -63,7 +61,7 @@ def test_the_best_and_the_worst_are_in_front_and_the_keyboard_brings_others(
     )
 
 
-def test_a_clients_page_has_its_curve_among_the_others(page: Page, served: Served) -> None:
+def test_the_page_of_a_client_compares_its_curve(page: Page, served: Served) -> None:
     federation_id, silos = _scored_rounds(served, 6)
     best, _, third, *_, worst = silos
     enter(page, served, f"{federation_id}/clients/{silos[third].client_id}")
@@ -86,7 +84,7 @@ def test_few_clients_are_charted_once(page: Page, served: Served) -> None:
     expect(page.get_by_role("button", name="Show earlier rounds too")).to_have_count(0)
 
 
-def test_only_other_client_is_in_the_chart_of_a_client(page: Page, served: Served) -> None:
+def test_a_clients_chart_includes_the_only_other_client(page: Page, served: Served) -> None:
     federation_id, silos = _scored_rounds(served, 2)
     first, second = silos
     enter(page, served, f"{federation_id}/clients/{silos[first].client_id}")
@@ -96,7 +94,7 @@ def test_only_other_client_is_in_the_chart_of_a_client(page: Page, served: Serve
     expect(page.locator("#among-part")).to_have_count(0)
 
 
-def test_loss_of_an_untrained_model_does_not_hide_the_others(page: Page, served: Served) -> None:
+def test_an_untrained_models_loss_does_not_stretch_charts(page: Page, served: Served) -> None:
     rounds = {"total": 4, "min_clients": 2}
     federation_id, silos = running(served, 2, **plan(rounds=rounds))
     for number, loss in ((1, 1.9), (2, 1.2), (3, 0.9), (4, 0.8)):

@@ -98,7 +98,7 @@ def test_dialog_begins_with_the_recommended_plan(page: Page, served: Served) -> 
     assert federation["plan"] == usual | {"name": "wards", "training": usual["training"] | {"steps": 7}}
 
 
-def test_a_token_is_copied_where_the_browser_has_no_clipboard_object(page: Page, served: Served) -> None:
+def test_a_token_is_copied_without_a_clipboard_object(page: Page, served: Served) -> None:
     page.add_init_script("Object.defineProperty(navigator, 'clipboard', {value: undefined})")
     federation_id = served.federation()
     enter(page, served, federation_id)

@@ -25,9 +25,7 @@ def _name(served: Served, silo: Silo) -> str:
 
 
 @pytest.mark.parametrize("width", [390, 1200])
-def test_a_client_that_trains_has_a_bar_until_its_update_arrives(
-    page: Page, served: Served, width: int
-) -> None:
+def test_a_training_client_has_a_progress_bar(page: Page, served: Served, width: int) -> None:
     federation_id, (silo, peer) = running(served)
     for member in (silo, peer):
         join(member, 1)

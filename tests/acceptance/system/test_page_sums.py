@@ -14,7 +14,7 @@ from tests.scene.sums_in_clear import sum_up, summed
 pytestmark = [pytest.mark.system, pytest.mark.timeout(120)]
 
 
-def test_a_summed_round_is_shown_without_any_client_s_own_numbers(page: Page, served: Served) -> None:
+def test_a_summed_round_shows_no_clients_own_figures(page: Page, served: Served) -> None:
     federation_id, silos = running(served, 4, **summed())
     sum_up(served, federation_id, silos, [0.1, 0.2, 0.3, 0.4])
     asked: list[str] = []
@@ -38,7 +38,7 @@ def test_a_summed_round_is_shown_without_any_client_s_own_numbers(page: Page, se
     assert not [url for url in asked if url.endswith("/relevance")]
 
 
-def test_a_bank_shows_its_experts_and_the_reason_of_each_change(page: Page, served: Served) -> None:
+def test_a_bank_shows_experts_and_reasons_of_changes(page: Page, served: Served) -> None:
     federation_id = served.federation(**PLAN)
     store_bank(served.database, federation_id)
     enter(page, served, federation_id)

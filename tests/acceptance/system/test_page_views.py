@@ -54,7 +54,7 @@ def _open(page: Page, served: Served, fragment: str) -> None:
     expect(page.locator("#view")).to_have_attribute("aria-busy", "false")
 
 
-def test_it_names_who_is_missing_until_when_and_what_mixing_did(
+def test_the_page_names_missing_clients_and_mixing_gains(
     page: Page, served: Served, two_rounds: tuple[str, list[Silo]]
 ) -> None:
     federation_id, silos = two_rounds
@@ -79,7 +79,7 @@ def test_it_names_who_is_missing_until_when_and_what_mixing_did(
     [(0.9, "bad", "· better for 0, worse for 2 of 2"), (0.04, "", "(within noise)")],
     ids=["harm", "noise"],
 )
-def test_mixing_that_harms_is_red_and_noise_is_neither(
+def test_harmful_mixing_is_red_and_noise_is_neutral(
     page: Page, served: Served, change: float, verdict: str, detail: str
 ) -> None:
     federation_id, silos = running(served, **plan(rounds={"total": 2, "min_clients": 2}))
@@ -94,7 +94,7 @@ def test_mixing_that_harms_is_red_and_noise_is_neither(
     expect(page.locator("#clients .bad")).to_have_count(2 if verdict else 0)
 
 
-def test_list_of_federations_names_who_is_missing_and_behind(
+def test_the_list_of_federations_names_missing_clients(
     page: Page, served: Served, two_rounds: tuple[str, list[Silo]]
 ) -> None:
     federation_id, silos = two_rounds
@@ -144,7 +144,7 @@ def test_client_with_fewer_rounds_is_behind(page: Page, served: Served) -> None:
     expect(page.locator("#federations tbody tr").first).to_contain_text("Behind: late (1 round).")
 
 
-def test_losses_that_did_not_move_are_said_to_be_noise(page: Page, served: Served) -> None:
+def test_unchanged_losses_are_shown_as_noise(page: Page, served: Served) -> None:
     federation_id, silos = running(served, **plan(rounds={"total": 2, "min_clients": 2}))
     one_round(served, federation_id, silos, 1, [1.0, 3.0])
     for silo in silos:
@@ -160,7 +160,7 @@ def test_losses_that_did_not_move_are_said_to_be_noise(page: Page, served: Serve
     )
 
 
-def test_an_address_opens_a_round_or_a_client_and_never_contains_the_token(
+def test_addresses_open_rounds_and_clients_without_the_token(
     page: Page, served: Served, two_rounds: tuple[str, list[Silo]]
 ) -> None:
     federation_id, silos = two_rounds
@@ -188,7 +188,7 @@ def test_an_address_opens_a_round_or_a_client_and_never_contains_the_token(
     )
 
 
-def test_a_round_shows_the_ranks_of_clients_that_differ(page: Page, served: Served) -> None:
+def test_a_round_shows_ranks_that_differ(page: Page, served: Served) -> None:
     federation_id, silos = running_ranks(served, ["tiny-s-aaaaaaaaaaaa"] * 3)
     for silo, rank in zip(silos, (2, 3, 4), strict=True):
         sent = update_body(silo, 1, join(silo, 1), random_tensors(layout_of_rank(rank), rank))
@@ -217,7 +217,7 @@ def test_an_address_of_nothing_leads_back(page: Page, served: Served, fragment: 
     expect(page.locator("#headline")).to_contain_text("Round 1 of 3")
 
 
-def test_a_coordinator_that_is_down_is_reported_over_what_was_known(page: Page, served: Served) -> None:
+def test_an_unreachable_coordinator_is_reported_above_old_state(page: Page, served: Served) -> None:
     federation_id, _ = running(served)
     _open(page, served, federation_id)
     page.route("**/v1/**", lambda route: route.abort("connectionrefused"))
@@ -254,7 +254,7 @@ def test_a_refresh_leaves_focus_and_open_parts_alone(page: Page, served: Served)
     expect(page.get_by_text("Exponential of the loss")).to_be_visible()
 
 
-def test_everything_has_a_name_for_those_who_do_not_see_it(
+def test_tables_and_regions_have_accessible_names(
     page: Page, served: Served, two_rounds: tuple[str, list[Silo]]
 ) -> None:
     _open(page, served, two_rounds[0])
@@ -269,7 +269,7 @@ def test_everything_has_a_name_for_those_who_do_not_see_it(
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
 @pytest.mark.parametrize("width", [360, 1200])
-def test_nothing_runs_out_of_a_narrow_or_a_wide_window(
+def test_views_fit_narrow_and_wide_windows(
     page: Page, served: Served, two_rounds: tuple[str, list[Silo]], width: int, theme: str
 ) -> None:
     federation_id, silos = two_rounds

@@ -120,7 +120,7 @@ def test_replaced_packs_stay_readable_for_open_downloads(coordinator: Served) ->
     assert sorted(remaining) == sorted(before)
 
 
-def test_weights_of_an_ended_round_stay_after_the_finish(coordinator: Served) -> None:
+def test_weights_of_an_ended_round_survive_the_finish(coordinator: Served) -> None:
     federation_id = aligned(coordinator)
     assert put_pack(coordinator.admin, federation_id, PIVOT).status_code == 201
     silo = coordinator.enrol(federation_id, "a")
@@ -139,7 +139,7 @@ def test_weights_of_an_ended_round_stay_after_the_finish(coordinator: Served) ->
     assert len(final.content) == brief["weights"]["bytes"]
 
 
-def test_deleted_weights_of_a_replaced_pack_are_not_found(coordinator: Served) -> None:
+def test_weights_of_a_replaced_pack_are_not_found(coordinator: Served) -> None:
     federation_id = aligned(coordinator)
     pack = put_pack(coordinator.admin, federation_id, PIVOT).json()["digest"]
     silos = [coordinator.enrol(federation_id, name) for name in ("a", "b")]

@@ -75,7 +75,7 @@ def end(course: Course, score: str = "loss") -> Compared:
     return course.rounds[score][-1]
 
 
-def test_a_point_is_the_best_state_until_the_weights_after_a_round(report: Report) -> None:
+def test_a_point_is_the_best_state_so_far(report: Report) -> None:
     courses = report.courses
     cheap = [round(c.value.mean, 3) for c in courses["fedit"].rounds["loss"]]
     assert cheap == [1, 0.433, 0.433]  # the final weights are worse, and not taken
@@ -86,7 +86,7 @@ def test_a_point_is_the_best_state_until_the_weights_after_a_round(report: Repor
     assert courses["local_lora"].bytes == [0, 0, 0]
 
 
-def test_the_end_of_a_course_is_the_result_of_its_method(report: Report) -> None:
+def test_a_course_ends_with_its_methods_result(report: Report) -> None:
     for method in report.methods:
         for score in report.course_scores:
             figures, last = method.scores["best"][score], end(report.courses[method.method], score)
@@ -96,7 +96,7 @@ def test_the_end_of_a_course_is_the_result_of_its_method(report: Report) -> None
                 assert last.difference.values == pytest.approx(paired.values)
 
 
-def test_scores_at_equal_bytes_are_those_of_the_rounds_that_fit(report: Report) -> None:
+def test_scores_at_equal_bytes_count_rounds_that_fit(report: Report) -> None:
     courses = report.courses
     assert [round(budget) for budget in report.budgets] == [8000, 17235, 37133, 80000]
     assert [round(c.value.mean, 3) for c in courses["fedex_lora"].budgets["loss"]] == [1, 1, 1, 0.4]
@@ -104,7 +104,7 @@ def test_scores_at_equal_bytes_are_those_of_the_rounds_that_fit(report: Report) 
     assert [round(c.value.mean, 3) for c in courses["local_lora"].budgets["loss"]] == [0.533] * 4
 
 
-def test_a_method_can_pay_for_its_own_last_round_on_every_seed(tmp_path: Path) -> None:
+def test_the_largest_budget_pays_for_every_last_round(tmp_path: Path) -> None:
     results = [
         sending(done, 11) if (done.method, done.seed) == ("fedex_lora", 2) else done for done in runs()
     ]
@@ -149,9 +149,7 @@ def test_tables_say_what_is_noise(report: Report) -> None:
 
 
 @pytest.mark.parametrize("spread", [1.5, 8, 90, 5000])
-def test_an_axis_of_bytes_has_several_labels_and_one_of_rounds_whole_numbers(
-    report: Report, spread: float
-) -> None:
+def test_axes_have_several_byte_labels_and_whole_rounds(report: Report, spread: float) -> None:
     made = with_courses(report, bytes=[150e3 * spread ** (i / 2) for i in range(3)])
     for figure in pictures(made):
         FigureCanvasAgg(figure).draw()
@@ -167,7 +165,7 @@ def test_an_axis_of_bytes_has_several_labels_and_one_of_rounds_whole_numbers(
 
 
 @pytest.mark.parametrize(("factor", "scale"), [(1.0, "linear"), (0.001, "log")])
-def test_a_loss_that_falls_far_has_a_logarithmic_axis(report: Report, factor: float, scale: str) -> None:
+def test_a_far_falling_loss_has_a_logarithmic_axis(report: Report, factor: float, scale: str) -> None:
     best = report.courses["fedex_lora"]
     *earlier, last = best.rounds["loss"]
     fallen = last.model_copy(
@@ -194,7 +192,7 @@ def pictures(report: Report) -> list[Figure]:
     return [figure for figure in drawn if figure is not None]
 
 
-def test_differences_have_a_panel_for_each_baseline_and_metric(report: Report) -> None:
+def test_differences_have_a_panel_per_baseline_and_metric(report: Report) -> None:
     figure = differences(report, chart_styles(report))
     assert figure is not None
     labels = ["test loss minus local_lora", "test exact_match minus local_lora"]
@@ -223,7 +221,7 @@ def test_without_a_control_there_are_no_differences(tmp_path: Path) -> None:
     assert "minus" not in latex_at_equal_bytes(made)
 
 
-def test_the_control_is_the_one_that_the_study_names(tmp_path: Path) -> None:
+def test_the_study_names_its_control(tmp_path: Path) -> None:
     read = study(tmp_path, more='fair.control = "fedit"\n')
     made = summarise(read, "battery", [1, 2, 3], runs(), [])
     assert (made.control, made.baselines) == ("fedit", ["local_lora", "fedit"])
@@ -233,7 +231,7 @@ def test_the_control_is_the_one_that_the_study_names(tmp_path: Path) -> None:
     assert difference.values == pytest.approx([0.1, 0.1, 0.1])
 
 
-def test_a_method_that_draws_its_clients_has_no_course(tmp_path: Path) -> None:
+def test_a_method_with_sampled_clients_has_no_course(tmp_path: Path) -> None:
     results = [absent(done) if done.method == "fedex_lora" else done for done in runs()]
     made = compared(tmp_path, results)
     assert list(made.courses) == ["local_lora", "fedit"]
@@ -248,7 +246,7 @@ def absent(done: CellResult) -> CellResult:
     )
 
 
-def test_searches_and_what_they_cost_are_in_the_report(tmp_path: Path) -> None:
+def test_the_report_has_searches_and_their_cost(tmp_path: Path) -> None:
     comparison = planned_fair_comparison(tmp_path, "fair.rates = [0.1, 0.2]\n")
     finish_searches(comparison, {0.1: 1, 0.2: 2})
     for cell in comparison.cells:

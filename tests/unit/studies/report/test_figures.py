@@ -83,7 +83,7 @@ def test_methods_are_paired_by_seed_and_client() -> None:
     assert (lower.better, lower.worse) == (1, 3)
 
 
-def test_only_founders_count_in_means_and_the_worst_client(tmp_path: Path) -> None:
+def test_means_and_worst_clients_count_founders_only(tmp_path: Path) -> None:
     local, fedmosaic = report(tmp_path).methods
     assert local.loss.mean.values == pytest.approx([0.4, 0.5])
     assert fedmosaic.loss.mean.values == pytest.approx([0.3, 1 / 3])
@@ -107,7 +107,7 @@ def test_metrics_are_the_better_the_higher(tmp_path: Path) -> None:
     assert (matches.against["local"].better, matches.against["local"].worse) == (3, 2)
 
 
-def test_a_late_joiner_is_measured_against_the_end_of_training_alone(tmp_path: Path) -> None:
+def test_a_late_joiner_is_compared_with_training_alone(tmp_path: Path) -> None:
     local, fedmosaic = report(tmp_path).methods
     (late,) = fedmosaic.latecomers
     assert late.curve.steps == [0, 10]
@@ -125,7 +125,7 @@ def test_a_late_joiner_is_measured_against_the_end_of_training_alone(tmp_path: P
     ("curve", "ahead"),
     [((0.4, 0.6, 0.3, 0.2), 20), ((0.4, 0.3, 0.2, 0.5), None), ((0.4, 0.3, 0.2, 0.1), 0)],
 )
-def test_a_late_joiner_is_ahead_only_once_it_stays_ahead(
+def test_a_late_joiner_leads_once_it_stays_ahead(
     tmp_path: Path, curve: tuple[float, ...], ahead: int | None
 ) -> None:
     silos = (silo_table("aster"), silo_table("birch"), silo_table("late"))
@@ -144,7 +144,7 @@ def test_a_late_joiner_is_ahead_only_once_it_stays_ahead(
 
 
 @pytest.mark.slow
-def test_methods_are_compared_on_the_seeds_that_all_of_them_have(tmp_path: Path) -> None:
+def test_methods_are_compared_on_common_seeds(tmp_path: Path) -> None:
     def run(method: str, seed: int, loss: float) -> CellResult:
         return result(method, seed, {"aster": (1, loss), "birch": (1, loss)})
 
@@ -212,7 +212,7 @@ def test_tables_and_page_carry_the_figures(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_curves_differ_without_their_colours_and_start_before_training(tmp_path: Path) -> None:
+def test_curves_differ_by_dashes_and_start_before_training(tmp_path: Path) -> None:
     runs = [
         result(name, 0, {"aster": (0.875, 0.5), "birch": (0.875, 0.5)})
         for name in ("local", "local_lora", "fedavg", "fedmosaic")

@@ -58,7 +58,7 @@ def layers(count: int, step: float) -> dict[str, float]:
     return {name: 1 + step * place for place, name in enumerate(names)}
 
 
-def test_ranks_are_correlated_not_values_and_equal_ones_share_their_rank() -> None:
+def test_spearman_correlates_ranks_and_equal_values_share_one() -> None:
     rising = {"a": 1.0, "b": 2.0, "c": 300.0, "d": 301.0}
     assert spearman(rising, {"a": 0.1, "b": 0.2, "c": 0.3, "d": 9.0}) == pytest.approx(1)
     assert spearman(rising, {"a": 4.0, "b": 3.0, "c": 2.0, "d": 1.0}) == pytest.approx(-1)
@@ -68,7 +68,7 @@ def test_ranks_are_correlated_not_values_and_equal_ones_share_their_rank() -> No
     assert spearman(rising, {"a": 1.0, "b": 1.0, "c": 2.0, "d": 2.0}) == pytest.approx(2 / 5**0.5)
 
 
-def test_nothing_is_said_of_clients_without_ranks_or_of_other_modules() -> None:
+def test_spearman_is_none_without_ranks_or_common_modules() -> None:
     assert spearman({"a": 1.0, "b": 1.0}, {"a": 1.0, "b": 2.0}) is None
     assert spearman({"a": 1.0, "b": 2.0}, {"a": 1.0, "c": 2.0}) is None
 
@@ -104,7 +104,7 @@ def test_only_founders_of_one_base_model_are_compared(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_figures_are_those_of_the_last_round_and_stand_in_the_table_and_on_the_page(tmp_path: Path) -> None:
+def test_table_and_page_have_the_last_rounds_figures(tmp_path: Path) -> None:
     files = {
         "aster": measured(layers(4, 0.1), kl=(0.1, 0.3)),
         "birch": measured(layers(4, -0.1), kl=(0.1, 0.5)),
@@ -141,7 +141,7 @@ def test_without_measures_there_are_no_pictures_of_importance(tmp_path: Path) ->
     assert "importance" not in printed.getvalue()
 
 
-def test_a_heat_map_has_a_panel_per_base_model_and_labels_that_fit(tmp_path: Path) -> None:
+def test_a_heat_map_has_panels_per_base_model(tmp_path: Path) -> None:
     files = {
         "aster": measured(layers(4, 0.1)),
         "birch": measured(layers(4, -0.1)),

@@ -54,12 +54,12 @@ def report(folder: Path, *, bank: BankRecord | None = BANK) -> Report:
     return summarise(study(folder), "tiny_s", [0, 1], runs, [])
 
 
-def test_shares_are_those_of_the_rounds_that_counted_an_expert() -> None:
+def test_shares_cover_rounds_that_counted_an_expert() -> None:
     assert BANK.share(1) == [(1, 0.75), (2, 1.0), (3, 0.4)]
     assert BANK.share(3) == [(3, 0.6)]
 
 
-def test_utilization_has_a_line_for_each_expert_and_a_mark_for_each_change(tmp_path: Path) -> None:
+def test_utilization_has_lines_for_experts_and_marked_changes(tmp_path: Path) -> None:
     figure = expert_utilization(report(tmp_path))
     assert figure is not None
     (axes,) = figure.axes
@@ -121,7 +121,7 @@ def test_the_table_has_means_and_standard_errors(tmp_path: Path) -> None:
     assert r" & $-0.050 \pm 0.000$ & 1 of 2 & " in lines[6]
 
 
-def test_all_pages_of_a_bank_are_read_in_order() -> None:
+def test_pages_of_a_bank_are_read_in_order() -> None:
     pages = {
         "/f/experts": {"rounds": [BANK.rounds[2]], "events": [], "next": "3"},
         "/f/experts?after=3": {"rounds": BANK.rounds[1::-1], "events": BANK.events, "next": None},

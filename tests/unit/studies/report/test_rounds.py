@@ -62,14 +62,14 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Report:
     return summarise(study(tmp_path_factory.mktemp("rounds")), "tiny_s", [0], [alone, together], [])
 
 
-def test_each_client_has_a_panel_with_a_line_of_each_method(report: Report) -> None:
+def test_each_client_has_a_panel_of_all_methods(report: Report) -> None:
     panels = client_losses(report, chart_styles(report)).axes
     assert [axes.get_title() for axes in panels] == NAMES
     heights = {line.get_label(): list(line.get_ydata()) for line in panels[1].lines}  # type: ignore[arg-type]
     assert heights == {"local": [1, 0.3, 0.2], "fedavg": [1, 0.4, 0.3]}
 
 
-def test_relevance_is_drawn_from_the_first_to_the_last_round(report: Report) -> None:
+def test_relevance_is_drawn_from_first_to_last_round(report: Report) -> None:
     figure = relevance_over_rounds(report)
     assert figure is not None
     panels = [axes for axes in figure.axes if axes.get_title()]
@@ -77,7 +77,7 @@ def test_relevance_is_drawn_from_the_first_to_the_last_round(report: Report) -> 
     assert panels[-1].images[0].get_array().tolist() == [[1, 0], [0.5, 0.5]]  # type: ignore[union-attr]
 
 
-def test_a_base_model_has_its_errors_and_shaded_shared_modules(report: Report) -> None:
+def test_a_base_model_shows_errors_and_shared_modules(report: Report) -> None:
     figure = alignment_errors(report)
     assert figure is not None
     (axes,) = figure.axes  # the pivot has no errors

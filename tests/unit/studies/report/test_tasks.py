@@ -47,7 +47,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Report:
     return summarise(study(tmp_path_factory.mktemp("tasks")), "tiny", [0, 1], runs, [])
 
 
-def test_means_are_over_the_clients_that_have_a_task(report: Report) -> None:
+def test_means_cover_clients_that_have_a_task(report: Report) -> None:
     local, fedavg = (method.main_tasks for method in report.methods)
     assert {task: list(by_score) for task, by_score in local.items()} == {
         "task1_a": ["loss", "perplexity", "rouge_l"],

@@ -50,7 +50,7 @@ def report(folder: Path, seeds: int = 3) -> Report:
     return summarise(study(folder), "tiny", list(range(seeds)), runs, [])
 
 
-def test_clients_that_lose_and_the_worst_of_them_are_named(tmp_path: Path) -> None:
+def test_losing_clients_and_the_worst_are_named(tmp_path: Path) -> None:
     summary = report(tmp_path)
     local, fedavg = summary.methods
     assert summary.rules == ["best", "end"]
@@ -79,7 +79,7 @@ def test_clients_that_lose_and_the_worst_of_them_are_named(tmp_path: Path) -> No
         assert text in printed.getvalue()
 
 
-def test_a_control_with_another_adapter_or_rate_is_marked(tmp_path: Path) -> None:
+def test_a_control_with_other_settings_is_marked(tmp_path: Path) -> None:
     local, fedavg = (result(name, 0, {"aster": (1, 0.5), "birch": (1, 0.3)}) for name in ("local", "fedavg"))
     for update, differs, shown in (
         ({}, [], "local "),
