@@ -62,7 +62,7 @@ def test_eight_bit_moments_learn_in_less_memory(gpu: torch.device, one_billion: 
     plan = TrainingPlan(
         steps=8, batch_size=2, learning_rate=0.001, max_length=64, gradient_checkpointing=True
     )
-    held: dict[OptimizerName, int] = {}
+    bytes_of_state: dict[OptimizerName, int] = {}
     losses: dict[OptimizerName, list[float]] = {}
     for name in ("adamw", "adamw8bit"):
         gc.collect()
@@ -80,8 +80,8 @@ def test_eight_bit_moments_learn_in_less_memory(gpu: torch.device, one_billion: 
                 optimiser_state=first.optimiser_state,
                 options=options,
             )
-        held[name], losses[name] = torch.cuda.max_memory_allocated(), [*first.losses, *again.losses]
-    assert held["adamw8bit"] < held["adamw"]
+        bytes_of_state[name], losses[name] = torch.cuda.max_memory_allocated(), [*first.losses, *again.losses]
+    assert bytes_of_state["adamw8bit"] < bytes_of_state["adamw"]
     assert losses["adamw8bit"][0] == pytest.approx(losses["adamw"][0], rel=0.01)
     # Later steps amplify the rounding of moments: at a loss of .1 the two differ by a factor of two.
-    assert all(learnt[-1] < 0.1 * learnt[0] for learnt in losses.values())
+    assert all(series[-1] < 0.1 * series[0] for series in losses.values())

@@ -94,15 +94,15 @@ def test_seven_billion_parameters_learn_in_ten_gigabytes(seven_billion: BaseMode
 
 
 def test_few_bits_take_the_memory_that_they_should(gpu: torch.device, one_billion: OneBillion) -> None:
-    held = {}
+    memory = {}
     for quantization in ("none", "int8", "nf4"):
         before = torch.cuda.memory_allocated()
         base = one_billion(quantization)
-        held[quantization] = torch.cuda.memory_allocated() - before
-        assert held[quantization] == pytest.approx(held_bytes(base), rel=0.1)
+        memory[quantization] = torch.cuda.memory_allocated() - before
+        assert memory[quantization] == pytest.approx(held_bytes(base), rel=0.1)
         del base
         gc.collect()
-    assert held["nf4"] < held["int8"] < held["none"]
+    assert memory["nf4"] < memory["int8"] < memory["none"]
 
 
 @pytest.mark.parametrize("quantization", ["none", "nf4"])
@@ -137,9 +137,9 @@ def test_a_step_needs_the_memory_that_was_foretold(
         before = torch.cuda.memory_allocated()
         with inject_random_pq(base, ADAPTER) as adapter:
             train_full_batch(base, adapter, ONE_BILLION, steps=3, gradient_checkpointing=checkpointing)
-        taken = (torch.cuda.max_memory_allocated() - before) / most(tokens)
-        print(f"{quantization=} {checkpointing=}: {taken:.2f} of what was foretold")
-        assert LEAST_OF_FORETOLD < taken < MOST_OF_FORETOLD
+        bytes_per_token = (torch.cuda.max_memory_allocated() - before) / most(tokens)
+        print(f"{quantization=} {checkpointing=}: {bytes_per_token:.2f} of what was foretold")
+        assert LEAST_OF_FORETOLD < bytes_per_token < MOST_OF_FORETOLD
 
 
 @every_number_of_bits

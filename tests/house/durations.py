@@ -159,8 +159,8 @@ class Guard:
 
 
 def _junit_name(test: str) -> str:
-    file, _, rest = test.partition("::")
-    return f"{file.removesuffix('.py').replace('/', '.')}.{rest.replace('::', '.')}"
+    file, _, path = test.partition("::")
+    return f"{file.removesuffix('.py').replace('/', '.')}.{path.replace('::', '.')}"
 
 
 def _dearest(seconds: Mapping[str, float]) -> list[tuple[str, float]]:

@@ -13,9 +13,11 @@ ROOT = Path(__file__).parents[2]
 
 def _make(*words: str) -> str:
     # The flags of a `make test` around this test would be those of this make too.
-    kept = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MAKELEVEL")}
+    environment = {
+        name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MAKELEVEL")
+    }
     command = ["make", "--no-print-directory", *words]
-    done = subprocess.run(command, cwd=ROOT, env=kept, capture_output=True, text=True, check=True)
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
     return done.stdout
 
 

@@ -45,12 +45,12 @@ def vague_docstrings(file: Path) -> list[str]:
 
 @pytest.mark.slow
 def test_names_are_no_pronouns() -> None:
-    assert not [found for file in sources(HERE) for found in pronouns(file)]
+    assert not [name for file in sources(HERE) for name in pronouns(file)]
 
 
 @pytest.mark.slow
 def test_docstrings_do_not_begin_vaguely() -> None:
-    assert not [found for file in sources(HERE) for found in vague_docstrings(file)]
+    assert not [opening for file in sources(HERE) for opening in vague_docstrings(file)]
 
 
 @pytest.mark.parametrize(

@@ -25,13 +25,13 @@ class AgentProcess:
 
     def start(self) -> None:
         """Start it, or start it again."""
-        mine = {"TESSERA_AGENT_TOKEN": self.token, "TESSERA_AGENT_NAME": self.name}
+        variables = {"TESSERA_AGENT_TOKEN": self.token, "TESSERA_AGENT_NAME": self.name}
         with (self.folder / "agent.log").open("ab") as log:
             self.process = subprocess.Popen(
                 [TESSERA, "agent", "run", "--config", str(self.folder / "silo.toml")],
                 stdout=log,
                 stderr=log,
-                env=environment() | mine,
+                env=environment() | variables,
             )
 
     def kill(self) -> None:
@@ -65,20 +65,20 @@ def prepare_agent(
     folder: Path, name: str, url: str, token: str, *, model: str = "S", silo: str | None = None
 ) -> AgentProcess:
     """Write a silo's configuration."""
-    mine = folder / name
-    mine.mkdir()
+    agent_folder = folder / name
+    agent_folder.mkdir()
     data = EXAMPLES / "silos" / (silo or name)
-    (mine / "silo.toml").write_text(
+    (agent_folder / "silo.toml").write_text(
         f'url = "{url}"\nfolder = "state"\nmodel = "{MODELS[model]}"\npivot_model = "{MODELS["S"]}"\n'
         f'train = "{data / "train.jsonl"}"\ntest = "{data / "test.jsonl"}"\nthreads = 1\n'
     )
-    return AgentProcess(name, mine, token)
+    return AgentProcess(name, agent_folder, token)
 
 
 def environment() -> dict[str, str]:
     """Leave out what would configure another agent, or send loopback through a proxy."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("TESSERA_")}
-    return kept | {"NO_PROXY": "127.0.0.1", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    variables = {name: value for name, value in os.environ.items() if not name.startswith("TESSERA_")}
+    return variables | {"NO_PROXY": "127.0.0.1", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 
 
 def tessera(*arguments: object, **variables: str) -> subprocess.CompletedProcess[str]:

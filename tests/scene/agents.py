@@ -48,11 +48,11 @@ def enrolled(
     return Participant.of(silo, api, member, folder, keep_rounds=keep_rounds)
 
 
-def next_brief(who: Participant) -> RoundBrief:
+def next_brief(participant: Participant) -> RoundBrief:
     """Wait for a round in which a silo may take part."""
 
     def find() -> RoundBrief | None:
-        brief = who.session.api.current_round(who.session.federation_id)
+        brief = participant.session.api.current_round(participant.session.federation_id)
         assert not isinstance(brief, FinishedBrief)
         return brief if isinstance(brief, RoundBrief) else None
 
@@ -74,11 +74,11 @@ QUICK = {"steps": 2, "max_length": 64, "learning_rate": 0.01}
 
 def limited_sleep(limit: int) -> Callable[[float], None]:
     """Return a function that sleeps 20 ms in place of any time, and stops the agent after `limit` calls."""
-    taken: list[float] = []
+    pauses: list[float] = []
 
     def sleep(seconds: float) -> None:
-        taken.append(seconds)
-        if len(taken) > limit:
+        pauses.append(seconds)
+        if len(pauses) > limit:
             raise Stopped
         time.sleep(0.02)
 
@@ -97,11 +97,13 @@ def alone_plan(**changes: Any) -> dict[str, Any]:
 DP = {"epsilon": 2.0, "releases": 2, "minimum_sample": 12}
 
 
-def run_until_killed(who: Participant, monkeypatch: pytest.MonkeyPatch, module: Any, name: str) -> None:
+def run_until_killed(
+    participant: Participant, monkeypatch: pytest.MonkeyPatch, module: Any, name: str
+) -> None:
     def die(*_: Any, **__: Any) -> None:
         raise Killed
 
     with monkeypatch.context() as patched:
         patched.setattr(module, name, die)
         with pytest.raises(Killed):
-            run(who, limited_sleep(500))
+            run(participant, limited_sleep(500))

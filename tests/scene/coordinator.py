@@ -95,16 +95,16 @@ class Served:
 
     def person(self, role: str) -> httpx.Client:
         """Call as a new person of a role."""
-        made = self.admin.post("/v1/tokens", json={"role": role, "name": f"the {role}"})
-        assert made.status_code == 201, made.text
-        return self.http(made.json()["token"])
+        created = self.admin.post("/v1/tokens", json={"role": role, "name": f"the {role}"})
+        assert created.status_code == 201, created.text
+        return self.http(created.json()["token"])
 
     def federation(self, **plan: Any) -> str:
         """Create a federation; return its id."""
-        wanted = {"name": "clinics", "strategy": {"name": "fedavg"}} | plan
-        made = self.admin.post("/v1/federations", json=wanted)
-        assert made.status_code == 201, made.text
-        return str(made.json()["id"])
+        body = {"name": "clinics", "strategy": {"name": "fedavg"}} | plan
+        created = self.admin.post("/v1/federations", json=body)
+        assert created.status_code == 201, created.text
+        return str(created.json()["id"])
 
     def start_federation(self, federation_id: str) -> None:
         """Start a federation; its first round opens."""
@@ -113,11 +113,11 @@ class Served:
 
     def enrolment_token(self, federation_id: str, name: str, **request: Any) -> str:
         """Make a one-time token."""
-        made = self.admin.post(
+        created = self.admin.post(
             f"/v1/federations/{federation_id}/enrolment-tokens", json={"client_name": name} | request
         )
-        assert made.status_code == 201, made.text
-        return str(made.json()["token"])
+        assert created.status_code == 201, created.text
+        return str(created.json()["token"])
 
     def enrol(
         self, federation_id: str, name: str, *, organisation: str | None = None, **profile: Any
@@ -136,23 +136,23 @@ class Served:
     def enrol_over_http(self, federation_id: str, name: str, **profile: Any) -> Silo:
         """Enrol a client as an agent does, with a token of an admin."""
         key, token = Ed25519PrivateKey.generate(), self.enrolment_token(federation_id, name)
-        made = self.try_enrol(token, name, key, **profile)
-        assert made.status_code == 201, made.text
-        return Silo(made.json()["client_id"], federation_id, key, self.signing(key))
+        answer = self.try_enrol(token, name, key, **profile)
+        assert answer.status_code == 201, answer.text
+        return Silo(answer.json()["client_id"], federation_id, key, self.signing(key))
 
     def try_enrol(
         self, token: str, name: str, key: Ed25519PrivateKey | None = None, **profile: Any
     ) -> httpx.Response:
         """Ask to become a member, with a new key unless one is named."""
-        anyone = self.http()
-        request = enrolment(anyone, token, name, key or Ed25519PrivateKey.generate(), **profile)
-        return anyone.post("/v1/enrolments", json=request)
+        anonymous = self.http()
+        request = enrolment(anonymous, token, name, key or Ed25519PrivateKey.generate(), **profile)
+        return anonymous.post("/v1/enrolments", json=request)
 
     def counted(self, series: str) -> float:
         """Read one series of the metrics; 0 while it has none."""
         lines = self.admin.get("/metrics").text.splitlines()
-        found = [line.split()[-1] for line in lines if line.startswith(series + " ")]
-        return float(found[0]) if found else 0.0
+        values = [line.split()[-1] for line in lines if line.startswith(series + " ")]
+        return float(values[0]) if values else 0.0
 
     def with_open_rounds(self) -> set[str]:
         """Return the federations whose rounds a coordinator checks at every tick."""
@@ -196,11 +196,11 @@ def enrolment(
 ) -> dict[str, Any]:
     """Make the request with which a new key becomes a member's."""
     text, hello = read(token), http.get("/v1/hello").json()
-    said = enrolment_statement(
+    statement = enrolment_statement(
         server=text.server, token=text.id, public_key=name_of(key), nonce=hello["nonce"]
     )
-    proof = sign("tessera-enrolment-v1", said, key)
-    shown = {"public_key": said["public_key"], "nonce": said["nonce"], "proof": proof}
+    proof = sign("tessera-enrolment-v1", statement, key)
+    shown = {"public_key": statement["public_key"], "nonce": statement["nonce"], "proof": proof}
     return {"token": token, "name": name, "profile": PROFILE | profile} | shown
 
 

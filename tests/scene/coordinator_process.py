@@ -58,7 +58,7 @@ class ServedProcess(Served):
 
 def start_process(database_url: str, folder: Path, *under: str, **settings: Any) -> ServedProcess:
     """Start a coordinator, `under` another program if any, and wait until it answers."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("TESSERA_")}
+    variables = {name: value for name, value in os.environ.items() if not name.startswith("TESSERA_")}
     values = {
         "database_url": database_url,
         "admin_token": ADMIN_TOKEN,
@@ -74,7 +74,7 @@ def start_process(database_url: str, folder: Path, *under: str, **settings: Any)
     with log.open("wb") as errors:
         program = subprocess.Popen(
             [*under, sys.executable, "-c", _PROGRAM],
-            env=kept | environment | {"OMP_NUM_THREADS": "1"},
+            env=variables | environment | {"OMP_NUM_THREADS": "1"},
             stdout=subprocess.PIPE,
             stderr=errors,
             text=True,

@@ -14,7 +14,7 @@ from tests.scene.coordinator import Served, Silo
 
 
 def rotation(silo: Silo, new: Ed25519PrivateKey, **changes: Any) -> dict[str, Any]:
-    said = rotation_statement(
+    statement = rotation_statement(
         federation_id=silo.federation_id,
         client_id=silo.client_id,
         old_key=name_of(silo.key),
@@ -22,8 +22,8 @@ def rotation(silo: Silo, new: Ed25519PrivateKey, **changes: Any) -> dict[str, An
     )
     signed = {
         "public_key": name_of(new),
-        "proof": sign("tessera-rotation-v1", said, new),
-        "endorsement": sign("tessera-rotation-v1", said, silo.key),
+        "proof": sign("tessera-rotation-v1", statement, new),
+        "endorsement": sign("tessera-rotation-v1", statement, silo.key),
     }
     return signed | changes
 

@@ -133,5 +133,5 @@ def _unprivileged_user() -> str | None:
         return None
     import pwd
 
-    known = {entry.pw_name for entry in pwd.getpwall()}
-    return next(name for name in ("postgres", "nobody") if name in known)
+    users = {entry.pw_name for entry in pwd.getpwall()}
+    return next(name for name in ("postgres", "nobody") if name in users)

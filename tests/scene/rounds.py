@@ -55,17 +55,17 @@ def scored(trained: Mapping[str, float], count: int = 96, **others: Any) -> dict
     return {"served": served, "trained": named, "kept": "trained", "final": None} | others
 
 
-def running(served: Served, clients: int = 2, **wanted: Any) -> tuple[str, list[Silo]]:
+def running(served: Served, clients: int = 2, **plan_changes: Any) -> tuple[str, list[Silo]]:
     """Create a federation, enrol clients and start it; return its id and the silos in order of their ids."""
-    federation_id = served.federation(**(wanted or PLAN))
+    federation_id = served.federation(**(plan_changes or PLAN))
     silos = [served.enrol(federation_id, f"silo-{i}") for i in range(clients)]
     served.start_federation(federation_id)
     return federation_id, sorted(silos, key=lambda silo: silo.client_id)
 
 
-def url(silo: Silo, number: int, rest: str = "") -> str:
+def url(silo: Silo, number: int, suffix: str = "") -> str:
     """Return the path of a round: `url(silo, 1, "/join")`."""
-    return f"/v1/federations/{silo.federation_id}/rounds/{number}{rest}"
+    return f"/v1/federations/{silo.federation_id}/rounds/{number}{suffix}"
 
 
 def current(silo: Silo) -> httpx.Response:
@@ -130,28 +130,28 @@ def coded_body(
     silo: Silo,
     number: int,
     base: str,
-    wanted: Tensors,
+    target: Tensors,
     by: Recipe,
     *,
     against: str | None,
     held: Tensors | None = None,
     change: Callable[[dict[str, Array]], object] = lambda streams: None,
-    **said: Any,
+    **members: Any,
 ) -> tuple[bytes, Tensors]:
     """Encode an update as the difference to `held`; return the body and the state after it.
 
     `change` may change the streams.
     """
-    zeros = {name: np.zeros_like(tensor) for name, tensor in wanted.items()}
+    zeros = {name: np.zeros_like(tensor) for name, tensor in target.items()}
     before = zeros if held is None else held
-    difference = {name: tensor - before[name] for name, tensor in wanted.items()}
+    difference = {name: tensor - before[name] for name, tensor in target.items()}
     coded = encode(difference, by, "test", silo.client_id, number)
-    layout = in_order({name: tensor.shape for name, tensor in wanted.items()})
-    meant = {name: before[name] + seen for name, seen in decode(coded, layout, by)}
+    layout = in_order({name: tensor.shape for name, tensor in target.items()})
+    state = {name: before[name] + seen for name, seen in decode(coded, layout, by)}
     streams: dict[str, Array] = dict(coded.tensors)
     change(streams)
     spelt = SentRecipe(**by.model_dump(), against=against).model_dump(mode="json")
-    return update_body(silo, number, base, streams, **({"recipe": spelt} | said)), meant
+    return update_body(silo, number, base, streams, **({"recipe": spelt} | members)), state
 
 
 def put(silo: Silo, number: int, body: bytes, encoding: str | None = None) -> httpx.Response:
@@ -159,10 +159,10 @@ def put(silo: Silo, number: int, body: bytes, encoding: str | None = None) -> ht
     return silo.http.put(url(silo, number, "/update"), content=body, headers=upload_headers(body, encoding))
 
 
-def deliver(silo: Silo, number: int, tensors: Tensors, **said: Any) -> httpx.Response:
+def deliver(silo: Silo, number: int, tensors: Tensors, **members: Any) -> httpx.Response:
     """Join and deliver an update that must be accepted."""
     base = join(silo, number)
-    answer = put(silo, number, update_body(silo, number, base, tensors, **said))
+    answer = put(silo, number, update_body(silo, number, base, tensors, **members))
     assert answer.status_code == 201, answer.text
     return answer
 

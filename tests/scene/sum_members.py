@@ -223,16 +223,16 @@ class SummedRound:
     def wait_for(self, holds: Callable[[dict[str, Any]], bool], seconds: float = 20.0) -> dict[str, Any]:
         """Wait until the view of the round is as it should be."""
 
-        def found() -> dict[str, Any] | None:
+        def published_view() -> dict[str, Any] | None:
             view = self.view()
             return view if holds(view) else None
 
-        return wait_until(found, seconds)
+        return wait_until(published_view, seconds)
 
     def rows(self, query: str) -> list[tuple[Any, ...]]:
         """Read rows of the federation's sessions: `rows("SELECT ... FROM sum_sessions WHERE {ours}")`."""
-        ours = f"round_id IN (SELECT id FROM rounds WHERE federation_id = '{self.federation_id}')"
-        return ask(self.served.database_url, query.format(ours=ours))
+        of_federation = f"round_id IN (SELECT id FROM rounds WHERE federation_id = '{self.federation_id}')"
+        return ask(self.served.database_url, query.format(ours=of_federation))
 
     def total(self) -> NDArray[np.int64]:
         """Wait for the total of the round, and read it past the service."""
@@ -244,8 +244,8 @@ class SummedRound:
 
     def expected(self, positions: Iterable[int] | None = None) -> NDArray[np.int64]:
         """Return the exact sum of the inputs of clients at some positions, or of all."""
-        wanted = None if positions is None else set(positions)
-        inputs = [client.input for client in self.clients if wanted is None or client.position in wanted]
+        members = None if positions is None else set(positions)
+        inputs = [client.input for client in self.clients if members is None or client.position in members]
         total: NDArray[np.int64] = np.sum([x.astype(np.int64) for x in inputs if x is not None], axis=0)
         return total
 
@@ -253,8 +253,8 @@ class SummedRound:
 def summing(served: Served, clients: int = 5, **secure_sum: Any) -> SummedRound:
     """Make clients join round 1 and become ready."""
     rounds = {"total": 3, "min_clients": clients, "quorum": clients}
-    wanted = plan(privacy={"secure_sum": {"minimum": 3, **secure_sum}}, rounds=rounds)
-    federation_id, silos = running(served, clients, **wanted)
+    summed_plan = plan(privacy={"secure_sum": {"minimum": 3, **secure_sum}}, rounds=rounds)
+    federation_id, silos = running(served, clients, **summed_plan)
     for silo in silos:
         make_ready(silo)
     return SummedRound(served, federation_id, [SumClient(silo, 1) for silo in silos])

@@ -25,8 +25,8 @@ def summed(clients: int = 4, **secure_sum: Any) -> dict[str, Any]:
 def encoded(change: float, losses: tuple[float, float]) -> NDArray[np.int32]:
     """Encode four values of P, two of Q and two losses, as an agent does."""
     unit = round(1 / CLIP_UNIT)
-    learnt = quantise(np.full(6, change, np.float32), round(CLIP * unit), 16)
-    return np.concatenate([learnt, quantise(np.array(losses, np.float32), 16 * unit, 16)])
+    encoded_values = quantise(np.full(6, change, np.float32), round(CLIP * unit), 16)
+    return np.concatenate([encoded_values, quantise(np.array(losses, np.float32), 16 * unit, 16)])
 
 
 def sum_up(served: Served, federation_id: str, silos: list[Silo], changes: list[float]) -> dict[str, Any]:

@@ -39,10 +39,10 @@ def split_tensors(values: NDArray[np.generic], shapes: Shapes) -> dict[str, NDAr
 
 
 def assert_same_bytes(
-    one: Mapping[str, NDArray[np.generic]], other: Mapping[str, NDArray[np.generic]]
+    left: Mapping[str, NDArray[np.generic]], right: Mapping[str, NDArray[np.generic]]
 ) -> None:
     """Fail unless both have the same tensors, to the last bit."""
-    assert {name: v.tobytes() for name, v in one.items()} == {name: v.tobytes() for name, v in other.items()}
+    assert {name: v.tobytes() for name, v in left.items()} == {name: v.tobytes() for name, v in right.items()}
 
 
 def _shapes(shapes: Shapes) -> dict[str, tuple[int, ...]]:

@@ -145,18 +145,18 @@ def test_an_independent_client_reproduces_the_notebook(coordinator: Any) -> None
     assert operator.get(f"/v1/federations/{federation}").json()["state"] == "finished"
 
 
-def _local(wanted: dict[str, Any], i: int) -> dict[str, NDArray[np.float32]]:
+def _local(expected: dict[str, Any], i: int) -> dict[str, NDArray[np.float32]]:
     return {
-        "b0.q.P": np.array(wanted["P_local"][i], np.float32),
-        "b0.q.Q": np.array(wanted["Q_local"][i], np.float32),
-        "signature": np.array(wanted["signature"][i], np.float32),
+        "b0.q.P": np.array(expected["P_local"][i], np.float32),
+        "b0.q.Q": np.array(expected["Q_local"][i], np.float32),
+        "signature": np.array(expected["signature"][i], np.float32),
     }
 
 
-def _check_served(served: dict[str, NDArray[np.float32]], wanted: dict[str, Any] | None, i: int) -> None:
+def _check_served(served: dict[str, NDArray[np.float32]], expected: dict[str, Any] | None, i: int) -> None:
     assert sorted(served) == ["b0.q.P", "b0.q.Q"]
-    p = wanted["P_global"][i] if wanted else np.zeros((2, 2))
-    q = wanted["Q_global"][i] if wanted else np.zeros(2)
+    p = expected["P_global"][i] if expected else np.zeros((2, 2))
+    q = expected["Q_global"][i] if expected else np.zeros(2)
     np.testing.assert_allclose(served["b0.q.P"], p, rtol=0, atol=TOLERANCE)
     np.testing.assert_allclose(served["b0.q.Q"], q, rtol=0, atol=TOLERANCE)
 
@@ -167,11 +167,11 @@ def _published(operator: httpx.Client, federation: str, number: int) -> dict[str
     return dict(operator.get(f"{url}/relevance").json())
 
 
-def _check_relevance(shown: dict[str, Any], wanted: dict[str, Any], strangers: list[Stranger]) -> None:
+def _check_relevance(shown: dict[str, Any], expected: dict[str, Any], strangers: list[Stranger]) -> None:
     order = [shown["clients"].index(stranger.id) for stranger in strangers]
     for name in ("relevance", "similarity"):
         matrix = np.array(shown[name])[np.ix_(order, order)]
-        np.testing.assert_allclose(matrix, wanted[name], rtol=0, atol=TOLERANCE)
+        np.testing.assert_allclose(matrix, expected[name], rtol=0, atol=TOLERANCE)
     relevance = np.array(shown["relevance"])
     np.testing.assert_allclose(relevance.sum(axis=1), 1, rtol=0, atol=1e-12)
     np.testing.assert_allclose(

@@ -26,24 +26,24 @@ class Stage:
 
     def last(self, name: str) -> str | None:
         """Return the last instruction, which applies."""
-        return next((rest for word, rest in reversed(self.instructions) if word == name), None)
+        return next((arguments for word, arguments in reversed(self.instructions) if word == name), None)
 
     def argv(self, name: str) -> list[str]:
         """Read an instruction in its exec form; the shell form is not JSON, and fails."""
-        found = self.last(name)
-        return [] if found is None else json.loads(found)
+        instruction = self.last(name)
+        return [] if instruction is None else json.loads(instruction)
 
     @property
     def health_argv(self) -> list[str]:
         """The command behind HEALTHCHECK and its options."""
-        found = self.last("HEALTHCHECK") or ""
-        argv: list[str] = json.loads(found.partition("CMD ")[2])
+        instruction = self.last("HEALTHCHECK") or ""
+        argv: list[str] = json.loads(instruction.partition("CMD ")[2])
         return argv
 
     @property
     def environment(self) -> dict[str, str]:
         """What ENV sets."""
-        pairs = [rest for word, rest in self.instructions if word == "ENV"]
+        pairs = [arguments for word, arguments in self.instructions if word == "ENV"]
         return {k: v for line in pairs for k, v in (pair.split("=", 1) for pair in line.split())}
 
 
@@ -76,10 +76,10 @@ def stage_of(service: str) -> Stage:
 
 def argv_of(service: str) -> list[str]:
     """What a service's container executes: an entrypoint of its own sets the image's command aside."""
-    own, stage = SERVICES[service], stage_of(service)
-    if "entrypoint" in own:
-        return [*own["entrypoint"], *own.get("command", [])]
-    return [*stage.argv("ENTRYPOINT"), *own.get("command", stage.argv("CMD"))]
+    described, stage = SERVICES[service], stage_of(service)
+    if "entrypoint" in described:
+        return [*described["entrypoint"], *described.get("command", [])]
+    return [*stage.argv("ENTRYPOINT"), *described.get("command", stage.argv("CMD"))]
 
 
 def environment_of(service: str) -> dict[str, str]:

@@ -54,8 +54,8 @@ class Host:
 
     def home(self, service: str) -> Path:
         """What the container's working directory is: a volume, or a folder in which it must write nothing."""
-        here = self._here(service, stage_of(service).last("WORKDIR") or "")
-        return Path(here) if here.startswith(str(self.folder)) else self.folder / "home" / service
+        folder = self._here(service, stage_of(service).last("WORKDIR") or "")
+        return Path(folder) if folder.startswith(str(self.folder)) else self.folder / "home" / service
 
     def log(self, service: str) -> str:
         """What it said so far."""
@@ -70,7 +70,7 @@ class Host:
         places |= self.addresses
         names = "|".join(map(re.escape, sorted(places, key=len, reverse=True)))
         # A name ends where a word does: /examples is not the beginning of /examples-of-mine.
-        return re.sub(rf"(?<![\w.])(?:{names})(?![\w-])", lambda found: places[found[0]], text)
+        return re.sub(rf"(?<![\w.])(?:{names})(?![\w-])", lambda match: places[match[0]], text)
 
     def _source(self, source: str) -> Path:
         return ROOT / source if source.startswith("./") else self.volume(source)
@@ -84,7 +84,7 @@ class Host:
         folder.mkdir(parents=True, exist_ok=True)
         for path in mounts_of(service):
             if path.startswith("/run/secrets/"):
-                secret, given = self.secrets / Path(path).name, folder / Path(path).name
-                if not given.exists() or given.read_bytes() != secret.read_bytes():
-                    given.write_bytes(secret.read_bytes())
+                secret, copy = self.secrets / Path(path).name, folder / Path(path).name
+                if not copy.exists() or copy.read_bytes() != secret.read_bytes():
+                    copy.write_bytes(secret.read_bytes())
         return folder

@@ -32,19 +32,19 @@ class Selection:
 
     def takes(self, labels: dict[str, str]) -> bool:
         return all(
-            (re.fullmatch(pattern, labels.get(label, "")) is not None) is wanted
-            for label, pattern, wanted in self.matchers
+            (re.fullmatch(pattern, labels.get(label, "")) is not None) is expected
+            for label, pattern, expected in self.matchers
             if label not in OF_PROMETHEUS
         )
 
 
 def expressions() -> dict[str, str]:
     """Return all expressions by where they are."""
-    found = {f"alert {rule['alert']}": rule["expr"] for rule in ALERTS}
+    texts = {f"alert {rule['alert']}": rule["expr"] for rule in ALERTS}
     for panel in DASHBOARD["panels"]:
         for target in panel["targets"]:
-            found[f"panel {panel['title']} {target['refId']}"] = target["expr"]
-    return found
+            texts[f"panel {panel['title']} {target['refId']}"] = target["expr"]
+    return texts
 
 
 def nodes(expression: Any) -> Iterator[Any]:

@@ -101,8 +101,8 @@ def test_environment_variables_are_known() -> None:
     coordinators = {f"TESSERA_{name.upper()}" for name in {*Settings.model_fields, *EXTERNAL}}
     agents = {f"TESSERA_AGENT_{name.upper()}" for name in AgentSettings.model_fields}
     for chart, _, container in containers():
-        ours = coordinators if chart == "tessera" else agents | OF_THE_COMMANDS
-        assert {variable["name"] for variable in container["env"]} <= ours | OF_LIBRARIES | {"POD_IP"}
+        allowed = coordinators if chart == "tessera" else agents | OF_THE_COMMANDS
+        assert {variable["name"] for variable in container["env"]} <= allowed | OF_LIBRARIES | {"POD_IP"}
 
 
 def test_a_chart_takes_every_setting_of_the_coordinator() -> None:

@@ -150,8 +150,8 @@ def test_services_use_https_urls() -> None:
 
 
 def test_the_authoritys_keys_are_mounted_without_network() -> None:
-    given = {name for name in OURS if "certificates" in mounts_of(name).values()}
-    assert given == {"caddy", "trust"}
+    services = {name for name in OURS if "certificates" in mounts_of(name).values()}
+    assert services == {"caddy", "trust"}
     assert SERVICES["trust"]["network_mode"] == "none"
     assert "secrets" not in SERVICES["trust"]
 
@@ -161,9 +161,9 @@ def test_empty_variables_have_their_defaults() -> None:
     assert Settings.model_config["env_ignore_empty"]
     caddyfile = (ROOT / "deploy" / "Caddyfile").read_text("utf-8")
     for name, value in SERVICES["caddy"]["environment"].items():
-        found = re.fullmatch(rf"\$\{{{name}:-(\w+)\}}", value)
-        assert found is not None, name
-        assert f"{{${name}:{found[1]}}}" in caddyfile
+        match = re.fullmatch(rf"\$\{{{name}:-(\w+)\}}", value)
+        assert match is not None, name
+        assert f"{{${name}:{match[1]}}}" in caddyfile
 
 
 def test_the_coordinators_threads_equal_its_processors() -> None:
@@ -182,27 +182,27 @@ def test_mounted_sources_exist() -> None:
 
 
 def test_the_coordinators_variables_are_its_settings() -> None:
-    known = {f"{PREFIX}{option}".upper() for option in Settings.model_fields} | {"TESSERA_SECRETS_DIR"}
+    variables = {f"{PREFIX}{option}".upper() for option in Settings.model_fields} | {"TESSERA_SECRETS_DIR"}
     for name in ("migrate", "coordinator"):
         named = {v for v in SERVICES[name]["environment"] if v.startswith(PREFIX)}
-        assert named <= known
+        assert named <= variables
     # Of the rest, these are the image's or the file's own business, and one is for SQLite alone.
     named |= {f"{PREFIX}{name}" for name in ("HOST", "PORT", "STORAGE_RESERVE_MIB")}
     named |= {f"{PREFIX}{name}" for name in ("ADMIN_TOKEN", "DATABASE_PASSWORD", "SIGNING_KEY")}  # files
-    assert named == known
+    assert named == variables
 
 
 def test_the_proxy_accepts_the_largest_body() -> None:
     caddyfile = (ROOT / "deploy" / "Caddyfile").read_text("utf-8")
-    found = re.search(r"max_size \{\$TESSERA_MAX_BODY:(\d+)MiB\}", caddyfile)
-    assert found is not None
+    match = re.search(r"max_size \{\$TESSERA_MAX_BODY:(\d+)MiB\}", caddyfile)
+    assert match is not None
     recommended_plans = (
         recommended(strategy, aligned=aligned).get("limits", {})
         for strategy in ("fedmosaic", "fedavg")
         for aligned in (False, True)
     )
     largest = max(LimitsPlan.model_validate(limits).max_update_bytes for limits in recommended_plans)
-    assert int(found[1]) * 2**20 >= max(PACK_BYTES, largest)
+    assert int(match[1]) * 2**20 >= max(PACK_BYTES, largest)
 
 
 def test_the_spool_holds_two_of_the_largest_updates() -> None:
@@ -241,14 +241,14 @@ def test_secrets_are_made_once_with_mode_0700(tmp_path: Path) -> None:
     script.write_bytes((ROOT / "deploy" / "make_secrets.sh").read_bytes())
     subprocess.run(["sh", str(script)], check=True, capture_output=True)
     folder = tmp_path / "secrets"
-    made = {path.name: path.read_text() for path in folder.iterdir()}
-    assert set(made) == {*COMPOSE["secrets"], "grafana_password"}
-    assert all(len(re.fullmatch(r"[\w-]+", secret)[0]) == 43 for secret in made.values())  # type: ignore[index]
-    assert len(set(made.values())) == len(made)
+    files = {path.name: path.read_text() for path in folder.iterdir()}
+    assert set(files) == {*COMPOSE["secrets"], "grafana_password"}
+    assert all(len(re.fullmatch(r"[\w-]+", secret)[0]) == 43 for secret in files.values())  # type: ignore[index]
+    assert len(set(files.values())) == len(files)
     assert folder.stat().st_mode & 0o777 == 0o700
     assert {path.stat().st_mode & 0o777 for path in folder.iterdir()} == {0o444}
     subprocess.run(["sh", str(script)], check=True, capture_output=True)
-    assert {path.name: path.read_text() for path in folder.iterdir()} == made
+    assert {path.name: path.read_text() for path in folder.iterdir()} == files
 
 
 def test_secrets_are_ignored_by_git_and_docker() -> None:
@@ -261,10 +261,10 @@ def test_secrets_are_ignored_by_git_and_docker() -> None:
 
 def test_the_example_plan_repeats_no_defaults() -> None:
     """A default that it repeats would hide the default's change; what is recommended it takes over."""
-    wanted = json.loads((ROOT / "deploy" / "try_out.json").read_text("utf-8"))
-    assert wanted["adapter"] == FEDMOSAIC["adapter"]
+    expected = json.loads((ROOT / "deploy" / "try_out.json").read_text("utf-8"))
+    assert expected["adapter"] == FEDMOSAIC["adapter"]
     defaults = FederationPlan(name="x", strategy={"name": "fedmosaic"}).model_dump(mode="json")
-    assert wanted["strategy"] == {"name": "fedmosaic"}
+    assert expected["strategy"] == {"name": "fedmosaic"}
     for part in ("rounds", "training", "signature"):
-        repeated = {key for key, value in wanted[part].items() if defaults[part][key] == value}
+        repeated = {key for key, value in expected[part].items() if defaults[part][key] == value}
         assert repeated <= {"min_clients"}  # two agents, whatever the default is

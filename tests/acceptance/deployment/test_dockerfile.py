@@ -33,11 +33,13 @@ def test_images_run_without_root_and_shell(target: str) -> None:
 @pytest.mark.parametrize("target", ["coordinator", "agent"])
 def test_final_stages_have_no_build_and_no_secret(target: str) -> None:
     stage = dockerfile()[target]
-    assert not any("pip" in rest or "apt" in rest for word, rest in stage.instructions if word == "RUN")
-    copied = [rest for word, rest in stage.instructions if word == "COPY"]
+    assert not any(
+        "pip" in arguments or "apt" in arguments for word, arguments in stage.instructions if word == "RUN"
+    )
+    copied = [arguments for word, arguments in stage.instructions if word == "COPY"]
     assert copied == [f"--from={target}-installed /opt/tessera /opt/tessera"]
-    assert "title" in "".join(rest for word, rest in stage.instructions if word == "LABEL")
-    named = [rest for word, rest in stage.instructions if word in ("ARG", "ENV")]
+    assert "title" in "".join(arguments for word, arguments in stage.instructions if word == "LABEL")
+    named = [arguments for word, arguments in stage.instructions if word in ("ARG", "ENV")]
     assert not re.search("(?i)token|password|secret", " ".join(named))
 
 
@@ -55,10 +57,10 @@ def test_dependencies_are_installed_before_the_code() -> None:
     """A layer is made anew when what it copies changes: code must not come before the slow layer."""
     for target in ("coordinator-installed", "agent-installed"):
         instructions = dockerfile()[target].instructions
-        copied = [rest for word, rest in instructions if word == "COPY"]
+        copied = [arguments for word, arguments in instructions if word == "COPY"]
         assert copied == ["requirements requirements", "--from=wheel /wheels /wheels"]
         code = instructions.index(("COPY", copied[1]))
-        assert all("-r requirements" not in rest for _, rest in instructions[code:])
+        assert all("-r requirements" not in arguments for _, arguments in instructions[code:])
 
 
 def test_downloads_have_known_hashes() -> None:
@@ -66,7 +68,9 @@ def test_downloads_have_known_hashes() -> None:
     for target in ("wheel", "coordinator-installed", "agent-installed"):
         stage = dockerfile()[target]
         assert stage.environment["PIP_REQUIRE_HASHES"] == "1"
-        installed = [rest for word, rest in stage.instructions if word == "RUN" and "pip " in rest]
+        installed = [
+            arguments for word, arguments in stage.instructions if word == "RUN" and "pip " in arguments
+        ]
         assert installed
         for command in installed:
             assert ("-r requirements/" in command) != ("PIP_REQUIRE_HASHES=0" in command)
@@ -93,9 +97,9 @@ def test_the_build_context_is_exactly_the_copied_files() -> None:
     copied = {
         source
         for stage in dockerfile().values()
-        for word, rest in stage.instructions
-        if word == "COPY" and "--from" not in rest
-        for source in rest.split()[:-1]
+        for word, arguments in stage.instructions
+        if word == "COPY" and "--from" not in arguments
+        for source in arguments.split()[:-1]
     }
     assert allowed == copied
     assert all((ROOT / source).exists() for source in copied)
@@ -108,16 +112,16 @@ def test_the_wheel_stage_copies_all_packages() -> None:
     packages = {p.rstrip("*") for p in project["tool"]["setuptools"]["packages"]["find"]["include"]}
     copied = [
         source
-        for word, rest in dockerfile()["wheel"].instructions
+        for word, arguments in dockerfile()["wheel"].instructions
         if word == "COPY"
-        for source in rest.split()[:-1]
+        for source in arguments.split()[:-1]
     ]
     assert packages | {"requirements", "pyproject.toml", "README.md", "LICENSE"} == set(copied)
 
 
 def _installed_by(stage: Stage) -> set[str]:
     """Return the names in the lock files that a stage installs from."""
-    commands = " ".join(rest for word, rest in stage.instructions if word == "RUN")
+    commands = " ".join(arguments for word, arguments in stage.instructions if word == "RUN")
     files = re.findall(r"-r (requirements/[\w.]+)", commands)
     assert files
     return {pin.name for file in files for pin in pins(ROOT / file)}

@@ -26,10 +26,10 @@ def machine(tmp_path: Path) -> Machine:
     (tmp_path / "etc").mkdir()
     (tmp_path / "etc/passwd").write_text("tessera:x:10001:10001::/var/lib/tessera:/usr/sbin/nologin\n")
     images = {service["image"]: Image(service["image"], config, tmp_path) for service in SERVICES.values()}
-    made = SimpleNamespace(folder=tmp_path, images=images, scratch=tmp_path / "scratch", seccomp=None)
-    made.volume = lambda name: tmp_path / "volumes" / name
-    made.hosts = lambda _: ""
-    return cast(Machine, made)
+    stand_in = SimpleNamespace(folder=tmp_path, images=images, scratch=tmp_path / "scratch", seccomp=None)
+    stand_in.volume = lambda name: tmp_path / "volumes" / name
+    stand_in.hosts = lambda _: ""
+    return cast(Machine, stand_in)
 
 
 def test_services_follow_what_they_depend_on() -> None:

@@ -62,9 +62,12 @@ def test_lock_files_name_no_index(file: Path) -> None:
     "environment", ENVIRONMENTS, ids=lambda e: f"{e['sys_platform']}-{e['python_version']}"
 )
 def test_dependencies_are_locked_in_range(name: str, environment: dict[str, str]) -> None:
-    asked = [*PROJECT["project"]["dependencies"], *(line for e in EXTRAS_OF[name] for line in EXTRAS[e])]
+    requirements = [
+        *PROJECT["project"]["dependencies"],
+        *(line for e in EXTRAS_OF[name] for line in EXTRAS[e]),
+    ]
     locked = {pin.name: pin.version for pin in pins(FOLDER / name) if pin.holds_in(environment)}
-    for requirement in map(Requirement, asked):
+    for requirement in map(Requirement, requirements):
         if requirement.marker is None or requirement.marker.evaluate(environment):
             version = locked[canonicalize_name(requirement.name)]
             assert requirement.specifier.contains(version), f"{requirement}, not {version}: `make lock`"

@@ -115,10 +115,10 @@ def test_coordinator_starts_only_on_a_migrated_database(host: Host) -> None:
         assert httpx.get(f"{url}/metrics", trust_env=False).status_code == 401
     assert not _healthy(host)
     assert "does not answer" in host.log("coordinator")
-    said = host.log("migrate") + host.log("coordinator")
-    assert "first admin" not in said
+    output = host.log("migrate") + host.log("coordinator")
+    assert "first admin" not in output
     for secret in host.secrets.iterdir():
-        assert secret.read_text() not in said
+        assert secret.read_text() not in output
     assert list(host.home("coordinator").iterdir()) == [], "its disk is read-only"
 
 
@@ -188,7 +188,7 @@ def test_setup_is_repeatable_after_a_kill(host: Host) -> None:
         for _ in range(2):
             assert host.run("setup") == 0, host.log("setup")
         with _admin(host, host.addresses["http://coordinator:8000"]) as admin:
-            states = [one["state"] for one in admin.get("/v1/federations").json()["items"]]
+            states = [item["state"] for item in admin.get("/v1/federations").json()["items"]]
     assert states == ["running"]
     assert _tokens(host) == ["aster", "cedar"]
 
@@ -200,11 +200,11 @@ def test_a_new_databases_owner_is_no_superuser(postgres: PostgresServer, host: H
     postgres.create(ROLE)  # POSTGRES_DB
     address = httpx.URL(postgres.url(ROLE).replace("postgresql+psycopg", "http"))
     script = (ROOT / "deploy" / "postgres" / "owner.sh").read_text()
-    here = script.replace("/run/secrets", str(host.secrets))
+    local_script = script.replace("/run/secrets", str(host.secrets))
     variables = {"PGHOST": address.host, "PGPORT": str(address.port), "POSTGRES_DB": ROLE}
     try:
         done = subprocess.run(
-            ["sh", "-c", here],
+            ["sh", "-c", local_script],
             env={"PATH": f"{postgres.binaries}{os.pathsep}{os.defpath}"} | variables,
             capture_output=True,
             text=True,

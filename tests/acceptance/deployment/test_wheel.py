@@ -49,11 +49,11 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_wheel_contains_all_packages_without_tests(built: Path) -> None:
     (wheel,) = built.glob("*.whl")
     names = set(zipfile.ZipFile(wheel).namelist())
-    kept = [path for package in PACKAGES for path in (ROOT / package).rglob("*") if path.is_file()]
-    kept = [path for path in kept if "__pycache__" not in path.parts]
-    assert {path.relative_to(ROOT).as_posix() for path in kept} <= names
-    rest = {name.partition("/")[0] for name in names} - set(PACKAGES)
-    assert rest == {"tessera_fl-0.2.0.dist-info"}
+    shipped = [path for package in PACKAGES for path in (ROOT / package).rglob("*") if path.is_file()]
+    shipped = [path for path in shipped if "__pycache__" not in path.parts]
+    assert {path.relative_to(ROOT).as_posix() for path in shipped} <= names
+    unexpected = {name.partition("/")[0] for name in names} - set(PACKAGES)
+    assert unexpected == {"tessera_fl-0.2.0.dist-info"}
     assert "tessera_fl-0.2.0.dist-info/licenses/LICENSE" in names
 
 
@@ -95,11 +95,11 @@ def test_the_wheel_runs_a_quickstart_without_a_clone(built: Path, tmp_path: Path
     _checked([sys.executable, "-m", "venv", str(environment)], tmp_path)
     python = str(environment / "bin" / "python")
     _checked([python, "-m", "pip", "install", "--quiet", "--no-deps", "--no-compile", str(wheel)], tmp_path)
-    (own,) = environment.glob("lib/python3*/site-packages")
+    (site_packages,) = environment.glob("lib/python3*/site-packages")
     # A path in a .pth file is searched last, and .pth files in it, such as ours of this clone, are not read.
-    (own / "libraries.pth").write_text(f"{sysconfig.get_path('purelib')}\n")
+    (site_packages / "libraries.pth").write_text(f"{sysconfig.get_path('purelib')}\n")
     place = _checked([python, "-c", "import studies.quickstart as q; print(q.__file__)"], tmp_path)
-    assert place.startswith(str(own))
+    assert place.startswith(str(site_packages))
     printed = _checked([str(environment / "bin" / "tessera"), "quickstart", "--no-keep"], tmp_path)
     assert re.search(r"north +│( +\d\.\d{3} │){4}", printed), printed
     assert (tmp_path / "tessera-quickstart" / "north" / "state").is_dir()

@@ -50,9 +50,9 @@ def syntax_error(script: str) -> str:
     return done.stderr
 
 
-def scripts(page: Path, found: list[Block]) -> Iterator[str]:
+def scripts(page: Path, page_blocks: list[Block]) -> Iterator[str]:
     """Yield all commands of a page: of its blocks, and inline."""
-    for block in found:
+    for block in page_blocks:
         if block.language in SHELL and is_possible(block):
             yield from (command.text for command in block.commands)
     prose = re.sub(r"^```.*?^```$", "", page.read_text("utf-8"), flags=re.MULTILINE | re.DOTALL)
@@ -81,17 +81,17 @@ def _simple_commands(script: str) -> Iterator[list[str]]:
 
 def _in_tessera(words: list[str]) -> Iterator[str]:
     command, path = tessera(), "tessera"
-    rest = list(words)
-    while (children := getattr(command, "commands", None)) and rest and not rest[0].startswith("-"):
-        child = children.get(rest[0])
+    arguments = list(words)
+    while (children := getattr(command, "commands", None)) and arguments and not arguments[0].startswith("-"):
+        child = children.get(arguments[0])
         if child is None:
-            yield f"{path} {rest[0]}: no such command"
+            yield f"{path} {arguments[0]}: no such command"
             return
-        command, path = child, f"{path} {rest.pop(0)}"
+        command, path = child, f"{path} {arguments.pop(0)}"
     options = {name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)}
     yield from (
         f"{path} {word}: no such option"
-        for word in rest
+        for word in arguments
         if word.startswith("--") and word.partition("=")[0] not in {*options, "--help"}
     )
 

@@ -54,7 +54,11 @@ def ids_of(page: Sequence[str], output: str) -> dict[str, str] | None:
 
 def has_line(line: str, output: str) -> bool:
     """Whether a line of the output is the line of the page."""
-    return any(re.fullmatch(_line(text, {}), f"{found} ") for text in plain(line) for found in plain(output))
+    return any(
+        re.fullmatch(_line(text, {}), f"{output_line} ")
+        for text in plain(line)
+        for output_line in plain(output)
+    )
 
 
 def with_ids(command: str, ids: Mapping[str, str]) -> str:

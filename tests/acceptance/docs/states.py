@@ -63,8 +63,8 @@ def _long_context(reader: Reader, variable: str) -> None:
 def _federation(reader: Reader) -> None:
     coordinator(reader)
     (reader.folder / "plan.json").write_text(json.dumps(_PLAN))
-    found = reader.shell("tessera federation create --plan plan.json --json").stdout
-    reader.shell(f"export FED={json.loads(found)['id']}")
+    printed = reader.shell("tessera federation create --plan plan.json --json").stdout
+    reader.shell(f"export FED={json.loads(printed)['id']}")
 
 
 def _data(reader: Reader, name: str) -> None:

@@ -105,8 +105,8 @@ def test_named_studies_have_the_named_methods() -> None:
     assert len(named) > 10
     assert sorted(file for file in named if not (studies / file).exists()) == []
     for file, methods in re.findall(r"(\w+\.toml)[^`]*--methods ([\w,]+)", TEXT):
-        known = built_in + (studies / file).read_text("utf-8")
-        assert [method for method in methods.split(",") if not re.search(rf'[".]{method}\b', known)] == []
+        names = built_in + (studies / file).read_text("utf-8")
+        assert [method for method in methods.split(",") if not re.search(rf'[".]{method}\b', names)] == []
 
 
 def test_named_commands_exist() -> None:

@@ -102,11 +102,11 @@ def record() -> Record:
         bank=BankRecord(
             experts=[expert(number) for number in range(1, 6)],
             rounds=[counts(facts) for facts in rounds],
-            events=[ExpertEvent.model_validate(one) for one in events],
+            events=[ExpertEvent.model_validate(entry) for entry in events],
         ),
         kills=[
-            Kill(round=2, who=who, phase=phase, process=1, next_process=2, progress="")  # type: ignore[arg-type]
-            for phase, who in kills
+            Kill(round=2, who=silo, phase=phase, process=1, next_process=2, progress="")  # type: ignore[arg-type]
+            for phase, silo in kills
         ],
         seconds=10.0,
     )

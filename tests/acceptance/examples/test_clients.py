@@ -40,8 +40,8 @@ def run(served: Served, folder: Path, command: list[str], **plan: Any) -> tuple[
         process.stdin.write(served.enrolment_token(federation_id, name) + "\n")
         process.stdin.flush()
         processes.append(process)
-    said = [process.communicate(timeout=120)[0] for process in processes]
-    assert [process.returncode for process in processes] == [0, 0], said
+    output = [process.communicate(timeout=120)[0] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], output
     assert served.admin.get(f"/v1/federations/{federation_id}").json()["state"] == "finished"
     for number in (1, 2):
         assert show(served, federation_id, number)["counts"] == {
@@ -51,7 +51,7 @@ def run(served: Served, folder: Path, command: list[str], **plan: Any) -> tuple[
             "dropped": 0,
             "rejected": 0,
         }
-    return federation_id, said
+    return federation_id, output
 
 
 def identities(served: Served, federation_id: str) -> set[str]:
@@ -69,8 +69,8 @@ def test_the_signing_client_imports_httpx_and_cryptography_only() -> None:
 
 @pytest.mark.slow
 def test_the_signing_client_completes_a_federation(served: Served, tmp_path: Path) -> None:
-    federation_id, said = run(served, tmp_path, [sys.executable, str(CLIENTS / "signed_client.py")])
-    assert all("finished before round 3" in one for one in said)
+    federation_id, output = run(served, tmp_path, [sys.executable, str(CLIENTS / "signed_client.py")])
+    assert all("finished before round 3" in line for line in output)
     assert identities(served, federation_id) == {"key"}
     assert stat.S_IMODE((tmp_path / "first" / "client.key").stat().st_mode) == 0o600
     client = served.admin.get(f"/v1/federations/{federation_id}/clients").json()["items"][0]["client_id"]
@@ -81,8 +81,8 @@ def test_the_signing_client_completes_a_federation(served: Served, tmp_path: Pat
 @pytest.mark.slow
 def test_the_signing_client_supports_same_architecture_lora(served: Served, tmp_path: Path) -> None:
     plan = {"adapter": {"rank": 2, "same_architecture_rank": 2}, "strategy": {"name": "fedavg"}}
-    _, said = run(served, tmp_path, [sys.executable, str(CLIENTS / "signed_client.py")], **plan)
-    assert all("finished before round 3" in one for one in said)
+    _, output = run(served, tmp_path, [sys.executable, str(CLIENTS / "signed_client.py")], **plan)
+    assert all("finished before round 3" in line for line in output)
 
 
 def test_the_signing_client_prints_the_coordinators_error(served: Served, tmp_path: Path) -> None:
@@ -100,8 +100,8 @@ def test_the_signing_client_prints_the_coordinators_error(served: Served, tmp_pa
 )
 def test_the_curl_client_completes_a_federation(served: Served, tmp_path: Path) -> None:
     command = ["sh", str(CLIENTS / "bearer_client.sh")]
-    federation_id, said = run(served, tmp_path, command, privacy={"allow_bearer_clients": True})
-    assert all("finished before round 3" in one for one in said)
+    federation_id, output = run(served, tmp_path, command, privacy={"allow_bearer_clients": True})
+    assert all("finished before round 3" in line for line in output)
     assert identities(served, federation_id) == {"bearer"}
     refused = served.http().get(f"/v1/federations/{federation_id}/rounds/current")
     assert slug(refused) == "auth-missing"

@@ -24,13 +24,13 @@ def test_progress_names_the_round_and_the_share(coordinator: Served) -> None:
     for silo in silos:
         deliver(silo, 1, values(1.0))
     wait_for(coordinator, federation_id, 1, "published")
-    told: list[tuple[str, float]] = []
+    reports: list[tuple[str, float]] = []
 
     def report(text: str, done: float) -> None:
-        told.append((text, done))
+        reports.append((text, done))
 
     agents = cast("Agents", Once())
     with Operator(coordinator.url, ADMIN_TOKEN) as operator:
         path = f"/v1/federations/{federation_id}"
         _follow(operator, path, agents, report, rounds=4, until=lambda view: view["round"] == 2)
-    assert told == [("round 2 open, 0 of 0 delivered", 0.25)]
+    assert reports == [("round 2 open, 0 of 0 delivered", 0.25)]

@@ -34,8 +34,8 @@ def test_silos_have_12_examples_and_96_tests() -> None:
 def test_the_anchors_are_public_texts_of_no_silo() -> None:
     anchors = json.loads((EXAMPLES / "anchors.json").read_bytes())["anchors"]
     assert len(anchors) >= 1000
-    own = {e.prompt for data in SILO_DATA.values() for e in (*data.train, *data.test)}
-    assert not own & {anchor["prompt"] for anchor in anchors}
+    prompts = {e.prompt for data in SILO_DATA.values() for e in (*data.train, *data.test)}
+    assert not prompts & {anchor["prompt"] for anchor in anchors}
 
 
 @pytest.mark.slow

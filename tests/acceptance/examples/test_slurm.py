@@ -68,13 +68,13 @@ class Login:
 
 @pytest.fixture
 def login(tmp_path: Path) -> Login:
-    here = Login(tmp_path)
+    node = Login(tmp_path)
     (tmp_path / "bin").mkdir()
-    here.config.parent.mkdir(parents=True)
-    here.config.touch()
+    node.config.parent.mkdir(parents=True)
+    node.config.touch()
     for name in ("squeue", "sbatch", "scontrol", "tessera"):
-        here.command(name)
-    return here
+        node.command(name)
+    return node
 
 
 def test_a_turn_syncs_and_submits_a_named_job(login: Login) -> None:
@@ -165,9 +165,9 @@ def test_the_scrontab_line_runs_a_turn(login: Login) -> None:
     assert when == "*/15 * * * * "
     path, rest = command.split(" ", 1)
     assert path.startswith("PATH=/opt/tessera/.venv/bin:")
-    here = rest.replace("/opt/tessera/examples/slurm", str(SCRIPTS))
-    here = here.replace("/silos", f"{login.folder}/silos")
-    done = login.run("/bin/sh", "-c", f"PATH={login.path} {here}")
+    local_command = rest.replace("/opt/tessera/examples/slurm", str(SCRIPTS))
+    local_command = local_command.replace("/silos", f"{login.folder}/silos")
+    done = login.run("/bin/sh", "-c", f"PATH={login.path} {local_command}")
     assert done.returncode == 0, done.stderr
     assert login.calls()[-1].startswith("sbatch --job-name=tessera-aster --partition=gpu ")
 

@@ -38,11 +38,11 @@ def small_plan() -> Table:
 def main() -> None:
     """Run the federation, and write the files that a later version has to read."""
     with (
-        tempfile.TemporaryDirectory() as made,
+        tempfile.TemporaryDirectory() as folder,
         patch.object(quickstart, "plan", small_plan),
         patch.object(play, "plan", small_plan),
     ):
-        path = Path(made) / "quickstart"
+        path = Path(folder) / "quickstart"
         play.play(quickstart.QuickstartFolder.create(path), keep=False)
         file = SAMPLES / f"{__version__}.zip"
         with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:

@@ -33,8 +33,8 @@ def test_an_enrolled_silos_verdict_is_stored(serve: Callable[..., Served], tmp_p
     config = ("--config", str(agent.folder / "silo.toml"))
     assert tessera("agent", "enrol", *config, "--name", "cedar", "--token", token).returncode == 0
     by_operator = ("--url", served.url, "--token", ADMIN_TOKEN)
-    made = tessera("agent", "make-pivot-pack", federation_id, str(MODELS["S"]), *by_operator)
-    assert made.returncode == 0, made.stderr
+    created = tessera("agent", "make-pivot-pack", federation_id, str(MODELS["S"]), *by_operator)
+    assert created.returncode == 0, created.stderr
     done = tessera("agent", "alignment-test", *config, "--json")
     tested = json.loads(done.stdout)
     assert done.returncode == (0 if tested["verdict"] == "passed" else 1), done.stderr

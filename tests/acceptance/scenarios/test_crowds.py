@@ -28,10 +28,14 @@ def test_concurrent_reads_are_answered(coordinator: Served) -> None:
 def test_concurrent_reads_and_writes_are_answered(coordinator: Served) -> None:
     federation_id = coordinator.federation()
     calls: list[Call] = []
-    for one in range(AT_ONCE // 3):
+    for number in range(AT_ONCE // 3):
         calls += [
-            ("POST", "/v1/tokens", {"role": "auditor", "name": f"auditor {one}"}),
-            ("POST", f"/v1/federations/{federation_id}/enrolment-tokens", {"client_name": f"hospital-{one}"}),
+            ("POST", "/v1/tokens", {"role": "auditor", "name": f"auditor {number}"}),
+            (
+                "POST",
+                f"/v1/federations/{federation_id}/enrolment-tokens",
+                {"client_name": f"hospital-{number}"},
+            ),
             ("GET", f"/v1/federations/{federation_id}", None),
         ]
     assert _at_once(coordinator, calls) == {201: AT_ONCE // 3 * 2, 200: AT_ONCE // 3}

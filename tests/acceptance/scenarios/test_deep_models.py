@@ -99,8 +99,8 @@ class Client:
 
     def push_coded(self, number: int, base: str) -> None:
         """Push the difference to the last update, in 8 bits."""
-        wanted, last = self.update(number), self.update(number - 1)
-        body, _ = coded_body(self.silo, number, base, wanted, RECIPE, against=self.digest, held=last)
+        expected, last = self.update(number), self.update(number - 1)
+        body, _ = coded_body(self.silo, number, base, expected, RECIPE, against=self.digest, held=last)
         self.push(number, body)
 
     def pull_coded(self, number: int, last: Mapping[str, Values]) -> dict[str, Values]:
@@ -175,8 +175,8 @@ def acting(factors: Mapping[str, Values], module: str) -> Values:
     return acts(factors[f"{module}.A"], factors[f"{module}.B"])
 
 
-def close(values: Values, wanted: Values, tolerance: float = 1e-4) -> None:
-    assert np.abs(values - wanted).max() <= tolerance * np.abs(wanted).max()
+def close(values: Values, expected: Values, tolerance: float = 1e-4) -> None:
+    assert np.abs(values - expected).max() <= tolerance * np.abs(expected).max()
 
 
 def wait_until_published(client: Client, number: int) -> None:
@@ -212,15 +212,15 @@ def test_lora_of_a_deep_model_is_averaged(enrol: Enrol, model: Model) -> None:
 @pytest.mark.parametrize("strategy", ["fedex_lora", "flora"])
 def test_base_deltas_of_a_deep_model_are_exact(enrol: Enrol, model: Model, strategy: str) -> None:
     clients = enrol(strategy, model)
-    wanted = {module: np.float32(0) for module in model.sampled}
+    expected = {module: np.float32(0) for module in model.sampled}
     adapters: list[Mapping[str, Values]] = []
     for number in (1, 2):
-        learnt: dict[str, Values] = {}
+        trained: dict[str, Values] = {}
         for client in clients:
             client.push_dense(number, client.join(number))
             update = client.update(number)
             for module in model.sampled:
-                learnt[module] = learnt.get(module, np.float32(0)) + acting(update, module) / 2
+                trained[module] = trained.get(module, np.float32(0)) + acting(update, module) / 2
         wait_until_published(clients[0], number)
         adapters.clear()
         for client in clients:
@@ -233,9 +233,9 @@ def test_base_deltas_of_a_deep_model_are_exact(enrol: Enrol, model: Model, strat
             adapters.append({name: weights.adapter[name] for name in client.picked})
         # What is served of A and B is part of the next update; the remaining change joins the base model.
         for module in model.sampled:
-            wanted[module] = wanted[module] + learnt[module] - acting(adapters[0], module)
+            expected[module] = expected[module] + trained[module] - acting(adapters[0], module)
     for client, adapter in zip(clients, adapters, strict=True):
         for module in model.sampled:
             delta = client.base.added[module]
             of_adapter = acting(adapter, module)
-            close(acts(delta.A, delta.B) + of_adapter, wanted[module] + of_adapter)
+            close(acts(delta.A, delta.B) + of_adapter, expected[module] + of_adapter)

@@ -86,8 +86,12 @@ def test_lora_fair_reduces_the_error_of_cross_terms(run: Run) -> None:
         served = served_weights(agent, 3)
         for module in {name[:-2] for name in served}:
             sent = [trained(peer, 2).adapter for peer in agents]
-            ideal = mean_by_examples(agents, [one[f"{module}.B"] @ one[f"{module}.A"] for one in sent])
-            a, b = (mean_by_examples(agents, [one[f"{module}.{side}"] for one in sent]) for side in "AB")
+            ideal = mean_by_examples(
+                agents, [adapter[f"{module}.B"] @ adapter[f"{module}.A"] for adapter in sent]
+            )
+            a, b = (
+                mean_by_examples(agents, [adapter[f"{module}.{side}"] for adapter in sent]) for side in "AB"
+            )
             np.testing.assert_allclose(served[f"{module}.A"], a, rtol=1e-5, atol=1e-7)
             error = np.linalg.norm(served[f"{module}.B"] @ a - ideal)
             assert error < np.linalg.norm(b @ a - ideal)
@@ -161,18 +165,18 @@ def written(weight: dict[str, np.ndarray]) -> Callable[[Silo], AbstractContextMa
 def test_models_become_the_mean_of_all_changes(run: Run, strategy: str) -> None:
     agents = run(strategy)
     counts = [1, 1] if strategy == "fedex_lora" else training_examples(agents)
-    one = agents[0]
-    bare = logits(one, written({}))
+    first = agents[0]
+    bare = logits(first, written({}))
     for trained_in, served_for in ((2, 3), (3, None)):
-        before, served = effective_changes(one, trained_in), served_adapter(one, trained_in)
+        before, served = effective_changes(first, trained_in), served_adapter(first, trained_in)
         sent = [trained(agent, trained_in).adapter for agent in agents]
-        wanted = {
+        weights_expected = {
             module: before[module]
             - product(served, module)  # it is part of what is sent
-            + np.average([product(each, module) for each in sent], axis=0, weights=counts)
-            for module in modules(one)
+            + np.average([product(tensors, module) for tensors in sent], axis=0, weights=counts)
+            for module in modules(first)
         }
-        expected = logits(one, written(wanted))
+        expected = logits(first, written(weights_expected))
         assert np.abs(expected - bare).max() > 1e-3
         for agent in agents:
             np.testing.assert_allclose(

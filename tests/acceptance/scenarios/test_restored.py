@@ -41,8 +41,8 @@ def test_agents_refuse_a_restored_coordinator_until_acceptance(
     for agent in agents:
         agent.start()
     wait_until(lambda: agents[0].file(2, "weights.safetensors"), what="the second round")
-    made = tessera("backup", str(backup), TESSERA_DATABASE_URL=url)
-    assert made.returncode == 0, made.stderr
+    backup_run = tessera("backup", str(backup), TESSERA_DATABASE_URL=url)
+    assert backup_run.returncode == 0, backup_run.stderr
     later = 2 + next(n for n in range(ROUNDS, 0, -1) if agents[0].file(n, "weights.safetensors"))
     wait_until(lambda: all(a.file(later, "weights.safetensors") for a in agents), what="two more rounds")
 

@@ -48,8 +48,8 @@ def test_server_follows_revisions_over_rounds(
         return (parsed_label(served.current() or "") or ("", 0))[1]
 
     def resolved(name: str) -> Path | None:
-        found = resolver.resolve(base, name)
-        return found.path if found is not None else None
+        request = resolver.resolve(base, name)
+        return request.path if request is not None else None
 
     agent.start()
     wait_until(lambda: current() >= 3, seconds=300)

@@ -32,24 +32,24 @@ class Asked:
 
 @contextmanager
 def counted() -> Iterator[Asked]:
-    asked = Asked()
+    counts = Asked()
 
     def statement(*_: object) -> None:
-        asked.statements += not _is_tickers()
+        counts.statements += not _is_tickers()
 
     def transaction(_: object) -> None:
-        asked.transactions += not _is_tickers()
+        counts.transactions += not _is_tickers()
 
-    def past_sqlalchemy(connection: psycopg.Connection[Any], *said: Any, **how: Any) -> Any:
-        asked.statements += not _is_tickers()
-        return execute(connection, *said, **how)
+    def past_sqlalchemy(connection: psycopg.Connection[Any], *arguments: Any, **how: Any) -> Any:
+        counts.statements += not _is_tickers()
+        return execute(connection, *arguments, **how)
 
     execute = psycopg.Connection.execute
     event.listen(Engine, "before_cursor_execute", statement)
     event.listen(Engine, "begin", transaction)
     psycopg.Connection.execute = past_sqlalchemy  # type: ignore[method-assign, assignment]
     try:
-        yield asked
+        yield counts
     finally:
         psycopg.Connection.execute = execute  # type: ignore[method-assign]
         event.remove(Engine, "before_cursor_execute", statement)
@@ -82,13 +82,13 @@ def test_requests_of_a_round_keep_their_statement_budget(second_round: list[Silo
         base = join(first, 2)
     with counted() as weights:
         assert first.http.get(url(first, 2, "/weights")).status_code == 200
-    for other in others:
-        join(other, 2)
+    for silo in others:
+        join(silo, 2)
     with counted() as update:
         assert put(first, 2, update_body(first, 2, base, values(2.0))).status_code == 201
     with counted() as scores:
         assert first.http.put(url(first, 2, "/scores"), json=scored({"loss": 0.7})).status_code == 204
     requests = {"current": current, "join": joined, "weights": weights, "update": update, "scores": scores}
-    for name, asked in requests.items():
+    for name, counts in requests.items():
         most = MOST[backend][name]
-        assert (asked.statements <= most[0], asked.transactions <= most[1]) == (True, True), (name, asked)
+        assert (counts.statements <= most[0], counts.transactions <= most[1]) == (True, True), (name, counts)

@@ -41,13 +41,13 @@ def page(browser: Browser) -> Iterator[Page]:
     opened = context.new_page()
     errors: list[str] = []
     opened.on("pageerror", lambda error: errors.append(str(error)))
-    opened.on("console", lambda said: errors.append(said.text) if said.type == "error" else None)
+    opened.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
     yield opened
     context.close()
     # Refusals of what the test enters are meant, the coordinator may be gone before the page is, and an
     # identity provider may ask for styles from elsewhere.
-    meant = ("401", "403", "404", "409", "422", "ERR_CONNECTION_REFUSED", "ERR_NAME_NOT_RESOLVED")
-    assert [error for error in errors if not any(one in error for one in meant)] == []
+    expected = ("401", "403", "404", "409", "422", "ERR_CONNECTION_REFUSED", "ERR_NAME_NOT_RESOLVED")
+    assert [error for error in errors if not any(part in error for part in expected)] == []
 
 
 served = coordinator_fixture("sqlite", tick_seconds=0.05, retry_seconds=0.1, polls_per_second=20)

@@ -12,7 +12,7 @@ def program(name: str) -> str:
 
     Who asks for these tests by their marker wants them run, not skipped.
     """
-    found = shutil.which(name)
-    if found is None:
+    path = shutil.which(name)
+    if path is None:
         pytest.fail(f"there is no {name}: on Debian `apt-get install {name}`, or leave out `-m system`")
-    return found
+    return path

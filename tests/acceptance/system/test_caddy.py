@@ -74,13 +74,13 @@ def test_killing_each_replica_in_turn_loses_nothing(
 
 def test_caddy_has_its_own_authority_and_drops_forgeries(replicas: list[Coordinator], proxy: Caddy) -> None:
     with httpx.Client(base_url=URL, verify=proxy.trust, headers=ADMIN, trust_env=False) as admin:
-        made = admin.post("/v1/federations", json={"name": "a", "strategy": {"name": "fedavg"}})
-        assert made.status_code == 201, made.text
+        created = admin.post("/v1/federations", json={"name": "a", "strategy": {"name": "fedavg"}})
+        assert created.status_code == 201, created.text
         forged = {"X-Forwarded-For": "203.0.113.9"}
         token = {"token": "tsr1_no_such", "name": "a", "profile": {}}
         assert admin.post("/v1/enrolments", json=token, headers=forged).status_code in (401, 422)
-    said = "".join(replica.log.read_text() for replica in replicas)
-    assert "203.0.113.9" not in said
+    output = "".join(replica.log.read_text() for replica in replicas)
+    assert "203.0.113.9" not in output
 
 
 def test_events_come_through_at_once(replicas: list[Coordinator], proxy: Caddy) -> None:
@@ -89,8 +89,8 @@ def test_events_come_through_at_once(replicas: list[Coordinator], proxy: Caddy) 
         federation_id = admin.post("/v1/federations", json=plan).json()["id"]
         with admin.stream("GET", f"/v1/federations/{federation_id}/events") as events:
             assert admin.post(f"/v1/federations/{federation_id}/start").status_code == 200
-            seen = next(line for line in events.iter_lines() if line.startswith("event:"))
-    assert seen == "event: round"
+            event = next(line for line in events.iter_lines() if line.startswith("event:"))
+    assert event == "event: round"
 
 
 def test_caddy_refuses_a_body_above_its_limit(replicas: list[Coordinator], tmp_path: Path) -> None:

@@ -16,8 +16,8 @@ pytestmark = [pytest.mark.system, pytest.mark.timeout(120)]
 
 
 def _auditor(served: Served) -> tuple[str, str]:
-    made = served.admin.post("/v1/tokens", json={"role": "auditor", "name": "reader"}).json()
-    return made["id"], made["token"]
+    created = served.admin.post("/v1/tokens", json={"role": "auditor", "name": "reader"}).json()
+    return created["id"], created["token"]
 
 
 def _rows(page: Page, table: str) -> list[list[str]]:
@@ -60,9 +60,9 @@ def test_the_page_shows_an_auditor_the_federation(page: Page, served: Served) ->
     }
     assert page.locator("#curve circle").count() == 2, "one round, its mean and its worst"
     assert [row[0] for row in _rows(page, "scores")] == ["loss ↓", "perplexity ↓", "exact match ↑"]
-    seen = served.admin.get(f"/v1/federations/{federation_id}/rounds/1/relevance").json()
+    relevance = served.admin.get(f"/v1/federations/{federation_id}/rounds/1/relevance").json()
     assert [[float(value) for value in row[1:]] for row in _rows(page, "relevance")] == [
-        [pytest.approx(value, abs=0.005) for value in row] for row in seen["relevance"]
+        [pytest.approx(value, abs=0.005) for value in row] for row in relevance["relevance"]
     ]
     claims = served.admin.get(f"/v1/federations/{federation_id}/rounds/2").json()["claims"]
     assert page.locator("#claims li").all_inner_texts() == claims[:3]
@@ -148,17 +148,17 @@ def test_packs_show_their_verdicts_losses_and_errors(page: Page, served: Served)
 
 def test_it_loads_nothing_from_elsewhere(page: Page, served: Served) -> None:
     running(served)
-    asked: list[str] = []
-    page.on("request", lambda request: asked.append(request.url))
+    urls: list[str] = []
+    page.on("request", lambda request: urls.append(request.url))
     enter(page, served)
     expect(page.locator("#view")).to_be_visible()
-    assert asked
-    assert {address.startswith(served.url) for address in asked} == {True}
+    assert urls
+    assert {address.startswith(served.url) for address in urls} == {True}
 
 
 def test_the_api_is_described_without_anybody_elses_server(page: Page, served: Served) -> None:
-    asked: list[str] = []
-    page.on("request", lambda request: asked.append(request.url))
+    urls: list[str] = []
+    page.on("request", lambda request: urls.append(request.url))
     page.goto(f"{served.url}/docs")
     expect(page.get_by_text("/v1/federations/{fid}/rounds/{n}/update")).to_be_visible()
-    assert {address.startswith((served.url, "data:")) for address in asked} == {True}
+    assert {address.startswith((served.url, "data:")) for address in urls} == {True}

@@ -23,8 +23,8 @@ ADMIN = "admin"  # the name of the person's token
 
 
 def _token(served: Served, role: str) -> str:
-    made = served.admin.post("/v1/tokens", json={"role": role, "name": role}).json()
-    return str(made["token"])
+    created = served.admin.post("/v1/tokens", json={"role": role, "name": role}).json()
+    return str(created["token"])
 
 
 def _act(page: Page, button: str, confirm: str, typed: str | None = None) -> None:
@@ -101,8 +101,8 @@ def test_a_federation_is_run_from_the_page_alone(page: Page, served: Served) -> 
 
     page.get_by_role("link", name="Audit log").click()
     expect(page.locator("#audit tbody tr").first).to_contain_text("finished wards")
-    told = [row.locator("td").nth(1).inner_text() for row in page.locator("#audit tbody tr").all()]
-    assert told[::-1][-7:] == [
+    actions = [row.locator("td").nth(1).inner_text() for row in page.locator("#audit tbody tr").all()]
+    assert actions[::-1][-7:] == [
         f"{ADMIN} made an enrolment token for aster in wards",
         "aster in wards enrolled",
         f"{ADMIN} started wards",
@@ -151,9 +151,12 @@ def test_all_invalid_fields_are_named_at_once(page: Page, served: Served) -> Non
     page.locator("#field-name").fill("harbours")
     create.click()
     expect(page.locator("#headline")).to_have_text("harbours has not started")
-    made = served.admin.get("/v1/federations").json()["items"][-1]["plan"]
-    assert made["rounds"]["collect_seconds"] == 30.0
-    assert (made["privacy"]["training"]["epsilon"], made["signature"]["dp"]["epsilon"]) == (2.0, 1.0)
+    stored_plan = served.admin.get("/v1/federations").json()["items"][-1]["plan"]
+    assert stored_plan["rounds"]["collect_seconds"] == 30.0
+    assert (stored_plan["privacy"]["training"]["epsilon"], stored_plan["signature"]["dp"]["epsilon"]) == (
+        2.0,
+        1.0,
+    )
 
 
 def test_dialog_waits_for_the_strategies(page: Page, served: Served) -> None:
@@ -177,7 +180,7 @@ def test_federation_that_was_never_started_is_removed(page: Page, served: Served
     enter(page, served, mistake)
     _act(page, "Remove", "Remove", "mistake")
     expect(page.locator("#headline")).to_contain_text("Round 1 of 3 is open")
-    assert [one["name"] for one in served.admin.get("/v1/federations").json()["items"]] == ["clinics"]
+    assert [item["name"] for item in served.admin.get("/v1/federations").json()["items"]] == ["clinics"]
     page.goto(f"{served.url}/#/{mistake}")
     expect(page.get_by_role("heading", name=f"There is no federation {mistake}")).to_be_visible()
 
@@ -206,8 +209,8 @@ def test_a_person_signs_in_at_the_identity_provider(
         first, _ = running(before)
         hidden = before.federation(name="hidden")
         before.stop()
-        there = {"oidc_issuer": provider.issuer, "oidc_client_id": CLIENT, "oidc_client_secret": "any"}
-        served = serve(url, tick_seconds=0.05, oidc_roles=f"ward=operator@{first}", **there)
+        settings = {"oidc_issuer": provider.issuer, "oidc_client_id": CLIENT, "oidc_client_secret": "any"}
+        served = serve(url, tick_seconds=0.05, oidc_roles=f"ward=operator@{first}", **settings)
         page.goto(f"{served.url}/#/{first}/rounds/1")
         page.get_by_role("button", name="Sign in with your organisation").click()
         page.locator("input[name=sub]").fill("ben")

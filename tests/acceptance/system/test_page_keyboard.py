@@ -79,11 +79,11 @@ def test_dialog_begins_with_the_recommended_plan(page: Page, served: Served) -> 
     page.locator("#field-name").fill("wards")
     strategy, members = page.locator("#field-strategy"), page.locator("#field-members")
     listed = served.admin.get("/v1/strategies").json()["items"]
-    assert strategy.locator("option").all_inner_texts() == [one["name"] for one in listed]
-    for one in listed:
-        strategy.select_option(one["name"])
-        expect(page.locator("#help-strategy")).to_have_text(one["summary"])
-        assert json.loads(page.locator("#whole-plan").text_content() or "") == one["plan"]
+    assert strategy.locator("option").all_inner_texts() == [entry["name"] for entry in listed]
+    for entry in listed:
+        strategy.select_option(entry["name"])
+        expect(page.locator("#help-strategy")).to_have_text(entry["summary"])
+        assert json.loads(page.locator("#whole-plan").text_content() or "") == entry["plan"]
     strategy.select_option("fedavg")
     expect(members).to_have_value("2")
     page.locator("#field-steps").fill("7")
@@ -94,7 +94,7 @@ def test_dialog_begins_with_the_recommended_plan(page: Page, served: Served) -> 
     page.get_by_role("dialog").get_by_role("button", name="Create").click()
     expect(page.locator("#headline")).to_have_text("wards has not started")
     (federation,) = served.admin.get("/v1/federations").json()["items"]
-    (usual,) = (one["plan"] for one in listed if one["name"] == "fed_vemoe")
+    (usual,) = (entry["plan"] for entry in listed if entry["name"] == "fed_vemoe")
     assert federation["plan"] == usual | {"name": "wards", "training": usual["training"] | {"steps": 7}}
 
 

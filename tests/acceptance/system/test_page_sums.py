@@ -17,8 +17,8 @@ pytestmark = [pytest.mark.system, pytest.mark.timeout(120)]
 def test_a_summed_round_shows_no_clients_own_figures(page: Page, served: Served) -> None:
     federation_id, silos = running(served, 4, **summed())
     sum_up(served, federation_id, silos, [0.1, 0.2, 0.3, 0.4])
-    asked: list[str] = []
-    page.on("request", lambda request: asked.append(request.url))
+    urls: list[str] = []
+    page.on("request", lambda request: urls.append(request.url))
     enter(page, served, federation_id)
     expect(page.locator("#headline")).to_contain_text("Round 2 of 3")
     mean = page.locator("#help-part .fact").filter(has_text="mean loss after training")
@@ -35,7 +35,7 @@ def test_a_summed_round_shows_no_clients_own_figures(page: Page, served: Served)
     expect(page.locator("#claims-part")).to_contain_text(
         "4 members are ready for the sum of this round or in it"
     )
-    assert not [url for url in asked if url.endswith("/relevance")]
+    assert not [url for url in urls if url.endswith("/relevance")]
 
 
 def test_a_bank_shows_experts_and_reasons_of_changes(page: Page, served: Served) -> None:

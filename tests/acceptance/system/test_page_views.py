@@ -105,12 +105,12 @@ def test_the_list_of_federations_names_missing_clients(
     expect(page.locator("#headline")).to_have_text("2 federations, 1 running")
     expect(page.locator("#peers")).to_be_hidden()
     rows = [row.locator("th, td").all_inner_texts() for row in page.locator("#federations tbody tr").all()]
-    (name, state, number, clients, now), other = rows
+    (name, state, number, clients, now), waiting_row = rows
     assert (name, state, number, clients) == ("clinics", "running", "3 of 3", "3")
     assert f"Waiting for {names[silos[1].client_id]} (joined " in now
     assert "a newcomer (not joined, last seen " in now
     assert "The round closes in 10 min." in now
-    assert other == [
+    assert waiting_row == [
         "waiting",
         "not started",
         "– of 10",

@@ -23,9 +23,9 @@ def scene(
     """A round in progress, which must come to its proper end after everything that was thrown at it."""
     served = start_process(fresh_database(backend), tmp_path_factory.mktemp("coordinator"))
     try:
-        made = set_up(served)
-        yield made
-        finish(made)
+        prepared = set_up(served)
+        yield prepared
+        finish(prepared)
         assert "request-failed" not in served.log.read_text()
     finally:
         served.stop()

@@ -95,8 +95,8 @@ class Scene:
 
         def change(header: dict[str, Any]) -> None:
             manifest = json.loads(header["__metadata__"]["tessera"]) | changes
-            said = {name: value for name, value in manifest.items() if value is not ...}
-            header["__metadata__"]["tessera"] = json.dumps(said)
+            changed_manifest = {name: value for name, value in manifest.items() if value is not ...}
+            header["__metadata__"]["tessera"] = json.dumps(changed_manifest)
 
         return self.raw(change)
 
@@ -144,12 +144,12 @@ def is_answered(silo: Silo) -> bool:
 def set_up(served: ServedProcess) -> Scene:
     """Make the federation, whose round ends when its fourth client has delivered, and one beside it."""
     rounds = {"min_clients": 4, "collect_seconds": _A_DAY}  # a worker may run all other tests before the end
-    said = plan(rounds=rounds, limits={"max_norm": 50.0}, wire={"recipe": RECIPE.model_dump()})
-    federation_id, silos = running(served, clients=5, **said)
-    silo, other, delivered, newcomer, revoked = silos
+    changed_plan = plan(rounds=rounds, limits={"max_norm": 50.0}, wire={"recipe": RECIPE.model_dump()})
+    federation_id, silos = running(served, clients=5, **changed_plan)
+    silo, second, delivered, newcomer, revoked = silos
     base = str(try_join(silo, 1).json()["weights"]["digest"])
-    for one in (other, revoked):
-        assert try_join(one, 1).status_code == 200
+    for client in (second, revoked):
+        assert try_join(client, 1).status_code == 200
     deliver(delivered, 1, values(1.0))
     gone = served.admin.delete(f"/v1/federations/{federation_id}/clients/{revoked.client_id}")
     assert gone.status_code == 204
@@ -160,14 +160,14 @@ def set_up(served: ServedProcess) -> Scene:
     _, (private, _) = running(served, **plan(signature={"dim": 4, "dp": {"epsilon": 4}}))
     private_base = join(private, 1)
     deep = _of_many_layers(served)
-    for one in (silo, other, newcomer, elsewhere, late, private, deep):
-        assert is_answered(one)  # seen just now: nobody is noted as seen meanwhile
+    for client in (silo, second, newcomer, elsewhere, late, private, deep):
+        assert is_answered(client)  # seen just now: nobody is noted as seen meanwhile
     wait_until_told(served, federation_id, joined=4, arrived=1)
     wait_until_told(served, private.federation_id, joined=1)
     scene = Scene(
         served,
         silo,
-        other,
+        second,
         delivered,
         newcomer,
         revoked,
@@ -194,14 +194,16 @@ def _of_many_layers(served: Served) -> Silo:
 def _joined_and_closed(served: Served) -> Silo:
     """Join a round which then closes, and stays with a worker that is busy with it for a day."""
     federation_id, (late, *others) = running(served, clients=3, **plan(rounds={"min_clients": 3}))
-    for one in (late, *others):
-        assert try_join(one, 1).status_code == 200
+    for client in (late, *others):
+        assert try_join(client, 1).status_code == 200
     deliver(others[0], 1, values(1.0))
     wait_until_told(served, federation_id, joined=3, arrived=1)
     with served.database.write() as session:  # as another process' claim leaves it
         moment = datetime.now(UTC) + timedelta(seconds=_A_DAY)
-        held = update(RoundRow).where(RoundRow.federation_id == federation_id)
-        session.execute(held.values(state="aggregating", lease_token="another's", lease_expires_at=moment))
+        statement = update(RoundRow).where(RoundRow.federation_id == federation_id)
+        session.execute(
+            statement.values(state="aggregating", lease_token="another's", lease_expires_at=moment)
+        )
     return late
 
 
@@ -211,16 +213,16 @@ def wait_until_told(served: Served, federation_id: str, **counts: int) -> None:
         "GET", f"/v1/federations/{federation_id}/events", headers={"Last-Event-ID": "0"}
     ) as events:
         for line in events.iter_lines():
-            told = json.loads(line.removeprefix("data: ")) if line.startswith("data: ") else {}
-            if counts.items() <= told.get("counts", {}).items():
+            event = json.loads(line.removeprefix("data: ")) if line.startswith("data: ") else {}
+            if counts.items() <= event.get("counts", {}).items():
                 return
 
 
 def finish(scene: Scene) -> None:
     """Deliver for the honest clients at the end: their updates are accepted and the round is published."""
     federation_id = scene.silo.federation_id
-    for one in (scene.silo, scene.other, scene.newcomer):
-        deliver(one, 1, values(1.0))
+    for client in (scene.silo, scene.other, scene.newcomer):
+        deliver(client, 1, values(1.0))
     shown = wait_for(scene.served, federation_id, 1, "published")
     assert shown["counts"]["arrived"] == 4
 
@@ -252,7 +254,7 @@ def listen(line: socket.socket) -> Answer:
             return Answer(0, "", is_closed=True)
         head, _, body = received.partition(b"\r\n\r\n")
         first, *lines = head.decode().split("\r\n")
-        headers = httpx.Headers([tuple(one.split(": ", 1)) for one in lines])  # type: ignore[misc]
+        headers = httpx.Headers([tuple(field.split(": ", 1)) for field in lines])  # type: ignore[misc]
         while len(body) < int(headers.get("content-length", "0")):
             body += line.recv(65536)
         line.settimeout(1.0)

@@ -15,12 +15,12 @@ RETRY_KEY = "cmV0cnkta2V5LW9mLXRoZS10ZXN0cy0zMi1ieXRlcyE"
 
 def bearer_client(served: ServedProcess, token: str) -> str:
     """Enrol without a key, twice as when an answer is lost, and be refused once; return the credential."""
-    anyone = served.http()
+    anonymous = served.http()
     request = {"token": token, "name": "bearer", "profile": PROFILE, "retry_key": RETRY_KEY}
-    asked = [anyone.post("/v1/enrolments", json=request) for _ in range(2)]
-    assert [answer.status_code for answer in asked] == [201, 200]
-    assert anyone.post("/v1/enrolments", json=request | {"retry_key": "q" * 43}).status_code == 401
-    credential = str(asked[0].json()["credential"])
+    answers = [anonymous.post("/v1/enrolments", json=request) for _ in range(2)]
+    assert [answer.status_code for answer in answers] == [201, 200]
+    assert anonymous.post("/v1/enrolments", json=request | {"retry_key": "q" * 43}).status_code == 401
+    credential = str(answers[0].json()["credential"])
     assert served.http(credential).get("/v1/me").status_code == 200
     assert served.http(credential + "x").get("/v1/me").status_code == 401
     return credential

@@ -138,8 +138,8 @@ class World:
             federation_id = self.with_packs("passing")
         token = ""
         if "{token_id}" in template:
-            made = self.served.admin.post("/v1/tokens", json={"role": "auditor", "name": "passing"})
-            token = made.json()["id"]
+            created = self.served.admin.post("/v1/tokens", json={"role": "auditor", "name": "passing"})
+            token = created.json()["id"]
         names = {"fid": federation_id, "cid": client_id, "token_id": token, "base_model": OTHER}
         return template.format(**names, n=1, session=1, step=0, expert=1, revision=6)
 
@@ -204,8 +204,10 @@ def test_access_to_a_route_follows_its_policy(world: World, operation: str, role
     elif role in policy.hidden_from:
         assert (status, problem) == (404, "not-found")
     else:
-        told = {"nobody": (401, "auth-missing"), "wrong bearer": (401, "credential-invalid")}
-        assert (status, problem) == {**told, "revoked": (401, "key-revoked")}.get(role, (403, "forbidden"))
+        refusals = {"nobody": (401, "auth-missing"), "wrong bearer": (401, "credential-invalid")}
+        assert (status, problem) == {**refusals, "revoked": (401, "key-revoked")}.get(
+            role, (403, "forbidden")
+        )
 
 
 def _ask(world: World, operation: str, role: str) -> tuple[int, str]:

@@ -99,8 +99,8 @@ def scene(fresh_database: Callable[[str], str]) -> Iterator[RolesByFederation]:
     ids = (inside.federation_id, ending, passing, removed)
     groups = ", ".join(f"{role}s={role}@{federation_id}" for role in ROLES for federation_id in ids)
     with running_provider() as provider:
-        there = {"oidc_issuer": provider.issuer, "oidc_client_id": CLIENT, "oidc_roles": groups}
-        served = start(url, **there)
+        settings = {"oidc_issuer": provider.issuer, "oidc_client_id": CLIENT, "oidc_roles": groups}
+        served = start(url, **settings)
         for role in ROLES:
             provider.know(role, groups=[f"{role}s"])
         people = {role: served.http(provider.token(role)) for role in ROLES}

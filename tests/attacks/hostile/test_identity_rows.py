@@ -85,9 +85,9 @@ def _uncovered(scene: Scene) -> httpx.Response:
     return scene.served.http().send(httpx.Request("PUT", bare.url, content=body, headers=headers))
 
 
-def _asks(who: str, method: str, path: str, **content: Any) -> Send:
+def _asks(caller: str, method: str, path: str, **content: Any) -> Send:
     def send(scene: Scene) -> httpx.Response:
-        silo: Silo = getattr(scene, who)
+        silo: Silo = getattr(scene, caller)
         return silo.http.request(method, path.format(scene=scene), **content)
 
     return send
@@ -97,9 +97,9 @@ def _enrols(change: Callable[[Scene, dict[str, Any]], dict[str, Any]], name: str
     """Ask to become a member with a token that is good, and everything else as `change` leaves it."""
 
     def send(scene: Scene) -> httpx.Response:
-        anyone = scene.served.http()
-        request = enrolment(anyone, TOKENS[scene.served.url][name], name, Ed25519PrivateKey.generate())
-        return anyone.post("/v1/enrolments", json=change(scene, request))
+        anonymous = scene.served.http()
+        request = enrolment(anonymous, TOKENS[scene.served.url][name], name, Ed25519PrivateKey.generate())
+        return anonymous.post("/v1/enrolments", json=change(scene, request))
 
     return send
 
@@ -130,11 +130,11 @@ TOKENS: dict[str, dict[str, str]] = {}
 @pytest.fixture(scope="module", autouse=True)
 def _tokens(scene: Scene) -> Iterator[None]:
     served, federation_id = scene.served, scene.silo.federation_id
-    made = {name: served.enrolment_token(federation_id, name) for name in ("intruder", "used")}
-    made["expired"] = served.enrolment_token(federation_id, "expired", expires_in_seconds=1)
-    assert served.try_enrol(made["used"], "used").status_code == 201
+    tokens = {name: served.enrolment_token(federation_id, name) for name in ("intruder", "used")}
+    tokens["expired"] = served.enrolment_token(federation_id, "expired", expires_in_seconds=1)
+    assert served.try_enrol(tokens["used"], "used").status_code == 201
     time.sleep(1.1)
-    TOKENS[served.url] = made
+    TOKENS[served.url] = tokens
     yield
     del TOKENS[served.url]
 
@@ -239,15 +239,15 @@ def test_unknown_keys_are_answered_like_wrong_signatures(scene: Scene) -> None:
     wrong, unknown = (next(case.send for case in CASES if case.row == row) for row in (2, 4))
     answers, ratios = set(), []
     for _ in range(4):  # a difference is there every time, a busy machine is not
-        taken: dict[int, list[float]] = {2: [], 4: []}
+        seconds: dict[int, list[float]] = {2: [], 4: []}
         for _ in range(60):
             for row, send in ((2, wrong), (4, unknown)):
                 began = time.perf_counter()
                 answer = send(scene)
-                taken[row].append(time.perf_counter() - began)
+                seconds[row].append(time.perf_counter() - began)
                 assert isinstance(answer, httpx.Response)
                 answers.add(answer.content)
-        first, second = (statistics.quantiles(times, n=4)[0] for times in taken.values())
+        first, second = (statistics.quantiles(times, n=4)[0] for times in seconds.values())
         ratios.append(first / second)
         if 0.6 < ratios[-1] < 1.7:
             break

@@ -116,16 +116,16 @@ def test_a_locked_database_answers_503_in_time(scene: Scene) -> None:
     is_sqlite = scene.served.database_url.startswith("sqlite")
     scene = set_up(scene.served)  # a federation beside: everybody joins here
     others = [scene.other, scene.newcomer]
-    bodies = {one.client_id: update_body(one, 1, join(one, 1), values(1.0)) for one in others}
+    bodies = {peer.client_id: update_body(peer, 1, join(peer, 1), values(1.0)) for peer in others}
     bodies[scene.silo.client_id] = scene.good()
     wait_until_told(scene.served, scene.silo.federation_id, joined=5)
     before = scene.stored()
     with ThreadPoolExecutor(3) as pool, _locked(scene):
-        asked = {}
+        requests = {}
         for silo in (scene.silo, *others):
-            asked[silo.client_id] = pool.submit(_timed, silo, bodies[silo.client_id])
+            requests[silo.client_id] = pool.submit(_timed, silo, bodies[silo.client_id])
             time.sleep(0.3)
-        answers = [one.result() for one in asked.values()]
+        answers = [peer.result() for peer in requests.values()]
         assert is_answered(scene.silo)  # reading goes on
     assert [(answer.status, answer.problem) for answer, _ in answers] == [
         (503, "unavailable"),
@@ -155,7 +155,7 @@ def test_uploads_are_refused_on_a_nearly_full_disk(
     """Row 52, the watermark."""
     database = fresh_database("sqlite")
     full = serve(database, storage_reserve_mib=2 * shutil.disk_usage(tmp_path).free // 2**20)
-    federation_id, (silo, other) = running(full)
+    federation_id, (silo, second) = running(full)
     body = update_body(silo, 1, join(silo, 1), values(1.0))
     stored = "SELECT (SELECT count(*) FROM payloads), (SELECT count(*) FROM updates)"
     before = rows(database, stored)
@@ -166,8 +166,8 @@ def test_uploads_are_refused_on_a_nearly_full_disk(
     assert read_answer(full.http().put(url(silo, 1, "/update"), content=body)).problem == "auth-missing"
     full.stop()
     mended = serve(database)
-    for one in (silo, other):
-        deliver(Silo(one.client_id, federation_id, one.key, mended.signing(one.key)), 1, values(1.0))
+    for client in (silo, second):
+        deliver(Silo(client.client_id, federation_id, client.key, mended.signing(client.key)), 1, values(1.0))
     wait_for(mended, federation_id, 1, "published")
 
 
@@ -242,29 +242,29 @@ def test_a_round_continues_after_a_full_disk(tmp_path: Path) -> None:
         lease_seconds=1,
     )
     # SQLite follows the link to the file system of this process, so that the test asks over HTTP only.
-    seen = Path(f"/proc/{served.process.pid}/root{disk}")
+    root = Path(f"/proc/{served.process.pid}/root{disk}")
     try:
         wide = plan(adapter={"rank": 512}, rounds={"total": 1})
         federation_id = served.federation(**wide)
-        silo, other = (served.enrol_over_http(federation_id, name) for name in ("silo-0", "silo-1"))
+        silo, second = (served.enrol_over_http(federation_id, name) for name in ("silo-0", "silo-1"))
         served.start_federation(federation_id)
-        deliver(other, 1, values(1.0, rank=512))
+        deliver(second, 1, values(1.0, rank=512))
         body = update_body(silo, 1, join(silo, 1), values(2.0, rank=512))
 
         def shown() -> dict[str, Any]:
             round_view: dict[str, Any] = served.admin.get(f"/v1/federations/{federation_id}/rounds/1").json()
             return round_view
 
-        _leave(seen, 300_000)
+        _leave(root, 300_000)
         with at_a_bounded_cost(served):
             refused = put(silo, 1, body)
         assert (read_answer(refused).status, read_answer(refused).problem) == (507, "storage-full")
         assert shown()["counts"]["arrived"] == 1
-        _leave(seen, len(body) * 3 // 2)  # for the update, and not for what is made of it
+        _leave(root, len(body) * 3 // 2)  # for the update, and not for what is made of it
         assert put(silo, 1, body).status_code == 201
         wait_until(lambda: "aggregation-interrupted" in served.log.read_text())
         assert (shown()["state"], shown()["reason"]) == ("aggregating", None)
-        _leave(seen, 10**9)
+        _leave(root, 10**9)
         wait_until(lambda: shown()["state"] == "published")
     finally:
         served.stop()

@@ -29,9 +29,9 @@ def _named(name: str) -> bytes:
     return f'{{"name": {name}, "strategy": {{"name": "fedavg"}}}}'.encode()
 
 
-def _uploads(who: str) -> Callable[[Scene], Any]:
+def _uploads(caller: str) -> Callable[[Scene], Any]:
     def send(scene: Scene) -> Any:
-        silo: Silo = getattr(scene, who)
+        silo: Silo = getattr(scene, caller)
         return put(silo, 1, update_body(silo, 1, scene.base, values(2.0)))
 
     return send
@@ -101,5 +101,5 @@ def test_concurrent_replicas_accept_an_update_once(
     assert sorted(answer.status_code for answer in answers) == [200, 201]
     assert answers[0].text == answers[1].text
     for line in lines:
-        other = read_answer(put(line, 1, update_body(silo, 1, base, values(2.0))))
-        assert (other.status, other.problem) == (409, "upload-conflict")
+        second = read_answer(put(line, 1, update_body(silo, 1, base, values(2.0))))
+        assert (second.status, second.problem) == (409, "upload-conflict")

@@ -22,9 +22,11 @@ Streams = dict[str, Array]
 _NO_DIGEST = "sha256:" + "0" * 64
 
 
-def make(scene: Scene, change: Callable[[Streams], object], **said: Any) -> bytes:
-    base = said.pop("base", scene.base)
-    return coded_body(scene.silo, 1, base, values(1.0), RECIPE, against=scene.base, change=change, **said)[0]
+def make(scene: Scene, change: Callable[[Streams], object], **members: Any) -> bytes:
+    base = members.pop("base", scene.base)
+    return coded_body(scene.silo, 1, base, values(1.0), RECIPE, against=scene.base, change=change, **members)[
+        0
+    ]
 
 
 def streams(change: Callable[[Streams], object]) -> Callable[[Scene], Any]:
@@ -33,7 +35,7 @@ def streams(change: Callable[[Streams], object]) -> Callable[[Scene], Any]:
 
 def stream(name: str, *items: float, dtype: type = np.uint8) -> Callable[[Scene], Any]:
     """Put other items into a stream."""
-    return streams(lambda some: some.update({name: np.array(items, dtype)}))
+    return streams(lambda arrays: arrays.update({name: np.array(items, dtype)}))
 
 
 def positions(*items: int) -> Callable[[Scene], Any]:
@@ -44,22 +46,22 @@ def scales(*items: float) -> Callable[[Scene], Any]:
     return stream("scales", *items, dtype=np.float16)
 
 
-def manifest(**said: Any) -> Callable[[Scene], Any]:
-    return lambda scene: put(scene.silo, 1, make(scene, lambda _: None, **said))
+def manifest(**members: Any) -> Callable[[Scene], Any]:
+    return lambda scene: put(scene.silo, 1, make(scene, lambda _: None, **members))
 
 
-def recipe(wanted: Recipe = RECIPE, **members: Any) -> Callable[[Scene], Any]:
+def recipe(declared: Recipe = RECIPE, **members: Any) -> Callable[[Scene], Any]:
     """Declare another recipe of the same streams; ... leaves a member out."""
 
     def send(scene: Scene) -> Any:
-        said = wanted.model_dump() | {"against": scene.base} | members
-        return manifest(recipe={name: value for name, value in said.items() if value is not ...})(scene)
+        document = declared.model_dump() | {"against": scene.base} | members
+        return manifest(recipe={name: value for name, value in document.items() if value is not ...})(scene)
 
     return send
 
 
 def _unfolding(scene: Scene) -> Any:
-    body = make(scene, lambda some: some.update(codes=np.zeros(60 * 2**20, np.uint8)))
+    body = make(scene, lambda arrays: arrays.update(codes=np.zeros(60 * 2**20, np.uint8)))
     return put(scene.silo, 1, compress(body), "zstd")
 
 
@@ -71,11 +73,11 @@ def _listed(scene: Scene) -> Any:
 
 
 def _square(scene: Scene) -> Any:
-    return streams(lambda some: some.update(codes=np.zeros((1, 2), np.uint8)))(scene)
+    return streams(lambda arrays: arrays.update(codes=np.zeros((1, 2), np.uint8)))(scene)
 
 
 def _more_names(scene: Scene) -> Any:
-    return streams(lambda some: some.update({"b0.q.P": np.ones((2, 2), np.float32)}))(scene)
+    return streams(lambda arrays: arrays.update({"b0.q.P": np.ones((2, 2), np.float32)}))(scene)
 
 
 PLACES = [

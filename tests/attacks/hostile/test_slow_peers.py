@@ -106,9 +106,9 @@ PAUSES: dict[str, tuple[Callable[[Scene], tuple[Answer, float]], int, str, float
 def test_a_peer_that_pauses_is_disconnected(scene: Scene) -> None:
     before = scene.stored()
     with ThreadPoolExecutor(len(PAUSES)) as pool:
-        asked = {name: pool.submit(run, scene) for name, (run, *_) in PAUSES.items()}
+        pending = {name: pool.submit(run, scene) for name, (run, *_) in PAUSES.items()}
         for name, (_, status, problem, seconds) in PAUSES.items():
-            answer, taken = asked[name].result()
+            answer, taken = pending[name].result()
             assert (answer.status, answer.problem, answer.is_closed) == (status, problem, True), name
             assert seconds - 0.5 < taken < seconds + 5, name
     assert scene.stored() == before
@@ -227,10 +227,10 @@ def test_slow_peers_do_not_delay_good_requests(
         with _trickling(scene):
             beside.append(_good_requests(scene))
         time.sleep(0.5)  # those who were slow are forgotten
-    said = f"p99 beside {SLOW_PEERS} slow peers {_times(beside, alone):.2f} times that alone"
-    record_property("said", f"{said} ({_wait(beside) * 1000:.1f} ms, {_wait(alone) * 1000:.1f} ms)")
+    summary = f"p99 beside {SLOW_PEERS} slow peers {_times(beside, alone):.2f} times that alone"
+    record_property("said", f"{summary} ({_wait(beside) * 1000:.1f} ms, {_wait(alone) * 1000:.1f} ms)")
     assert _times(beside, alone) < 2
-    assert sum(one.cpu_seconds for one in beside) < 1.5 * sum(one.cpu_seconds for one in alone)
+    assert sum(load.cpu_seconds for load in beside) < 1.5 * sum(load.cpu_seconds for load in alone)
 
 
 def _wait(turns: list[Asked]) -> float:
@@ -253,9 +253,9 @@ def test_slow_peers_are_disconnected(scene: Scene) -> None:
 
 @pytest.mark.long
 def test_a_trickling_body_after_a_refusal_ends(scene: Scene) -> None:
-    answer, taken = _refused_and_goes_on(scene)
+    answer, seconds = _refused_and_goes_on(scene)
     assert answer.problem == "auth-missing"
-    assert taken < GRACE_SECONDS + 10
+    assert seconds < GRACE_SECONDS + 10
 
 
 @dataclass(frozen=True)
@@ -267,9 +267,9 @@ class Asked:
 
 
 def _good_requests(scene: Scene) -> Asked:
-    taken, computed = [], scene.served.cpu_seconds()
+    seconds, computed = [], scene.served.cpu_seconds()
     for _ in range(400):
         began = time.perf_counter()
         assert is_answered(scene.silo)
-        taken.append(time.perf_counter() - began)
-    return Asked(scene.served.cpu_seconds() - computed, statistics.quantiles(taken, n=100)[98])
+        seconds.append(time.perf_counter() - began)
+    return Asked(scene.served.cpu_seconds() - computed, statistics.quantiles(seconds, n=100)[98])

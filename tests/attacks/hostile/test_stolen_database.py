@@ -95,9 +95,9 @@ def _text(value: Any) -> str:
 
 
 def test_database_and_logs_contain_no_secret(loot: Loot) -> None:
-    said = loot.log + "\n".join(map(_text, loot.values))
-    assert loot.silos[0].client_id in said
-    assert [name for name, secret in loot.secrets.items() if secret in said] == []
+    output = loot.log + "\n".join(map(_text, loot.values))
+    assert loot.silos[0].client_id in output
+    assert [name for name, secret in loot.secrets.items() if secret in output] == []
 
 
 @pytest.mark.slow
@@ -133,7 +133,9 @@ def _thirty_two_bytes(value: Any) -> Iterator[bytes]:
 
 def test_logs_contain_no_signature_and_no_tensor(loot: Loot) -> None:
     assert loot.signatures
-    assert [one for one in loot.signatures if one.removeprefix("sig1=:")[:40] in loot.log] == []
+    assert [
+        signature for signature in loot.signatures if signature.removeprefix("sig1=:")[:40] in loot.log
+    ] == []
     raw = TELLING.tobytes() * 2
     shown = [repr(float(TELLING))[:10], raw.hex(), base64.b64encode(raw).decode()[:10]]
     assert [form for form in shown if form in loot.log] == []

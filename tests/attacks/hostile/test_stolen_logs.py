@@ -65,7 +65,7 @@ def logs(
         _tessera(refused, "enrol", fails=True)
     finally:
         served.stop()
-    said = served.log.read_text() + agent.log + refused.log
+    output = served.log.read_text() + agent.log + refused.log
     secrets = {
         "the admin's token": ADMIN_TOKEN,
         "the bearer's credential": credential,
@@ -75,7 +75,7 @@ def logs(
         **forms("the agent's first key", first),
         **forms("the agent's key", _key(agent)),
     }
-    return Logs(_closed_up(said), secrets, dict(_tensors(agent)), list(_texts()))
+    return Logs(_closed_up(output), secrets, dict(_tensors(agent)), list(_texts()))
 
 
 def _tessera(agent: AgentProcess, command: str, *, fails: bool = False) -> None:
@@ -103,8 +103,8 @@ def _key(agent: AgentProcess) -> bytes:
     return seed_of(key)
 
 
-def _closed_up(said: str) -> str:
-    return "".join(said.split())
+def _closed_up(output: str) -> str:
+    return "".join(output.split())
 
 
 def _tensors(agent: AgentProcess) -> Iterator[tuple[str, list[str]]]:
@@ -172,8 +172,8 @@ def test_logs_contain_no_tensor(logs: Logs) -> None:
     kinds = {name.rpartition(": ")[0].rpartition("/")[2] or name for name in logs.tensors}
     assert {"trained.safetensors", "signature.safetensors", "weights.safetensors"} <= kinds
     assert sum(map(len, logs.tensors.values())) > 1000
-    found = {name: [form for form in shown if form in logs.said] for name, shown in logs.tensors.items()}
-    assert {name: forms for name, forms in found.items() if forms} == {}
+    leaks = {name: [form for form in shown if form in logs.said] for name, shown in logs.tensors.items()}
+    assert {name: forms for name, forms in leaks.items() if forms} == {}
 
 
 def test_logs_contain_no_example(logs: Logs) -> None:

@@ -112,9 +112,9 @@ def _same_key_twice(client: SumClient) -> bytes:
 
 
 def _key_of_another(scene: Scene) -> Any:
-    client, other, *_ = _summed(scene.served.url, KEYS).clients
-    taken = decode(json.loads(other.message(KEYS))["c"])
-    return client.put(KEYS, _keys(c=taken)(client))
+    client, second, *_ = _summed(scene.served.url, KEYS).clients
+    foreign = decode(json.loads(second.message(KEYS))["c"])
+    return client.put(KEYS, _keys(c=foreign)(client))
 
 
 def _shares(change: Callable[[SharesStep], dict[str, Any]]) -> Callable[[SumClient], bytes]:

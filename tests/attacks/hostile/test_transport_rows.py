@@ -71,11 +71,11 @@ def _chunked(size: int) -> Callable[[Scene], Answer]:
 def _hangs_up(scene: Scene) -> Answer:
     body = scene.good()
     request = signed(scene.served, scene.silo, "PUT", scene.update, body, **media_type_headers(body))
-    said = len(_incomplete_body_lines(scene))
+    lines_before = len(_incomplete_body_lines(scene))
     with scene.served.line() as line:
         line.sendall(request_bytes(request, body=body[:50]))
         time.sleep(0.1)
-    wait_until(lambda: len(_incomplete_body_lines(scene)) > said)
+    wait_until(lambda: len(_incomplete_body_lines(scene)) > lines_before)
     return Answer(0, "")
 
 

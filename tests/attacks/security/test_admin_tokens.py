@@ -38,13 +38,13 @@ def ask(served: Served, token: str, address: str = "192.0.2.1", path: str = "/v1
 
 
 def test_wrong_tokens_are_limited_by_address(served: Served) -> None:
-    made = served.admin.post("/v1/tokens", json={"role": "admin", "name": "x"}).json()["token"]
+    created = served.admin.post("/v1/tokens", json={"role": "admin", "name": "x"}).json()["token"]
     for number in range(LIMIT):
         assert slug(ask(served, f"guess-{number}")) == "credential-invalid"
     limited = ask(served, "guess")
     assert (limited.status_code, slug(limited)) == (429, "rate-limited")
     assert 1 <= int(limited.headers["retry-after"]) <= 65
-    assert ask(served, made).status_code == 200
+    assert ask(served, created).status_code == 200
     assert ask(served, "guess", "192.0.2.2").status_code == 401
 
 
@@ -65,8 +65,8 @@ def test_wrong_tokens_beyond_the_limit_write_nothing(served: Served) -> None:
 
 def test_a_token_expires_after_ninety_days_by_default(served: Served) -> None:
     def expires_at(**request: int | None) -> str | None:
-        made = served.admin.post("/v1/tokens", json={"role": "auditor", "name": "x"} | request)
-        ends: str | None = made.json()["expires_at"]
+        created = served.admin.post("/v1/tokens", json={"role": "auditor", "name": "x"} | request)
+        ends: str | None = created.json()["expires_at"]
         return ends
 
     ends = expires_at()

@@ -131,18 +131,18 @@ def test_the_command_line_deletes_a_pack(coordinator: Served) -> None:
 
 
 def test_updates_under_a_replaced_pack_no_longer_count(coordinator: Served) -> None:
-    federation_id, (pivotal, other), packs = published(coordinator)
-    base = join(other, 2)
+    federation_id, (pivotal, second), packs = published(coordinator)
+    base = join(second, 2)
     errors = dict.fromkeys(MODULES, ERRORS | {"a": 0.2})
     replaced = put_pack(coordinator.admin, federation_id, OTHER, errors=errors)
     assert replaced.status_code == 201
     assert stored(coordinator, federation_id)[PIVOT] == packs[PIVOT]
     round_2 = coordinator.admin.get(f"/v1/federations/{federation_id}/rounds/2").json()
     assert (round_2["state"], round_2["reason"]) == ("abandoned", "pack-ended")
-    late = update_body(other, 2, base, values(7.0), pack=packs[OTHER])
-    assert put(other, 2, late).status_code in (409, 422)
-    join(other, 3)  # as a newcomer: the mean of those whose updates count
-    assert (weights(other, 3)["b0.q.P"] == 1.0).all()
+    late = update_body(second, 2, base, values(7.0), pack=packs[OTHER])
+    assert put(second, 2, late).status_code in (409, 422)
+    join(second, 3)  # as a newcomer: the mean of those whose updates count
+    assert (weights(second, 3)["b0.q.P"] == 1.0).all()
     join(pivotal, 3)
     assert (weights(pivotal, 3)["b0.q.P"] == 3.0).all()  # what round 1 made of both stays
 
@@ -219,9 +219,9 @@ def test_an_operator_keeps_packs_of_a_revoked_client(coordinator: Served, vouche
 
 def test_an_enrolment_token_can_require_one_base_model(coordinator: Served) -> None:
     federation_id = aligned(coordinator)
-    made = Operator(coordinator).json("enrolment", "create", federation_id, "silo", "--base-model", PIVOT)
+    created = Operator(coordinator).json("enrolment", "create", federation_id, "silo", "--base-model", PIVOT)
     for base_model, status in ((JUNK, 422), (PIVOT, 201)):  # the token is not spent by the refusal
-        answer = coordinator.try_enrol(made["token"], "silo", base_model=base_model)
+        answer = coordinator.try_enrol(created["token"], "silo", base_model=base_model)
         assert answer.status_code == status, answer.text
         if status == 422:
             assert answer.json()["field"] == "profile.base_model"

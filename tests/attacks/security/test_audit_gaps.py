@@ -43,14 +43,14 @@ def test_alignment_actions_of_persons_are_audited(served: Served) -> None:
     path = f"/v1/federations/{federation_id}/alignments/{OTHER}/acceptance"
     for _ in range(2):
         assert served.admin.put(path, json=acceptance_figures(pack)).status_code in (200, 201)
-    found = [entry for entry in entries(served) if entry[0] != "federation-created"]
-    assert [(event, actor, subject) for event, actor, subject, _ in found] == [
+    actions = [entry for entry in entries(served) if entry[0] != "federation-created"]
+    assert [(event, actor, subject) for event, actor, subject, _ in actions] == [
         ("anchors-set", "settings", federation_id),
         ("pack-stored", "settings", federation_id),
         ("pack-stored", "settings", federation_id),
         ("acceptance-set", "settings", federation_id),
     ]
-    assert [reason for *_, reason in found][2:] == [f"{OTHER}: {pack}", f"{OTHER}: passed"]
+    assert [reason for *_, reason in actions][2:] == [f"{OTHER}: {pack}", f"{OTHER}: passed"]
 
 
 def test_alignment_actions_of_clients_are_not_audited(served: Served) -> None:
@@ -100,24 +100,24 @@ def rewrite(served: Served) -> None:
 
 
 def test_a_rewritten_audit_log_contradicts_the_kept_head(served: Served, tmp_path: Path) -> None:
-    kept = tmp_path / "head.json"
+    stored_head = tmp_path / "head.json"
     for _ in range(2):
         served.federation()
-    code, output = audit(served, "--head", str(kept))
+    code, output = audit(served, "--head", str(stored_head))
     assert (code, "Signed by the coordinator" in output) == (0, True), output
     served.federation()
-    assert audit(served, "--head", str(kept))[0] == 0, "it has grown"
+    assert audit(served, "--head", str(stored_head))[0] == 0, "it has grown"
     rewrite(served)
     assert audit(served)[0] == 0, "another chain is a chain"
-    code, output = audit(served, "--head", str(kept))
+    code, output = audit(served, "--head", str(stored_head))
     assert (code, "was replaced" in output) == (1, True), output
 
 
 def test_a_kept_head_without_valid_signature_is_refused(served: Served, tmp_path: Path) -> None:
-    kept = tmp_path / "head.json"
+    stored_head = tmp_path / "head.json"
     served.federation()
-    assert audit(served, "--head", str(kept))[0] == 0
-    kept.write_text(json.dumps(json.loads(kept.read_text()) | {"number": 7}))
-    assert "not signed" in audit(served, "--head", str(kept))[1]
-    kept.write_text("[]")
-    assert "is not the head" in audit(served, "--head", str(kept))[1]
+    assert audit(served, "--head", str(stored_head))[0] == 0
+    stored_head.write_text(json.dumps(json.loads(stored_head.read_text()) | {"number": 7}))
+    assert "not signed" in audit(served, "--head", str(stored_head))[1]
+    stored_head.write_text("[]")
+    assert "is not the head" in audit(served, "--head", str(stored_head))[1]

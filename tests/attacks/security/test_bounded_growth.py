@@ -52,15 +52,15 @@ def test_a_finished_federation_takes_each_clients_scores_once(coordinator: Serve
 
 @pytest.mark.slow
 def test_scores_of_a_round_have_a_replacement_limit(coordinator: Served, rows: Rows) -> None:
-    federation_id, (silo, other) = running(coordinator)
-    for one in (silo, other):
-        join(one, 1)
+    federation_id, (silo, second) = running(coordinator)
+    for client in (silo, second):
+        join(client, 1)
     answers = [score(silo, 1, number / 100) for number in range(scores.MOST_CHANGES + 3)]
     assert answers == [(204, "")] * (scores.MOST_CHANGES + 1) + [(409, "round-closed")] * 2
-    assert score(other, 1, 0.5) == (204, ""), "another client's are its own"
+    assert score(second, 1, 0.5) == (204, ""), "another client's are its own"
     before = count_events(rows, coordinator, federation_id)
     for _ in range(20):
-        assert score(other, 1, 0.5) == (204, "")
+        assert score(second, 1, 0.5) == (204, "")
     assert count_events(rows, coordinator, federation_id) == before, "nothing is different"
 
 

@@ -35,7 +35,7 @@ def lines_of(
 
 def test_a_caller_follows_four_streams_at_once(coordinator: Served) -> None:
     federation_id = coordinator.federation()
-    silo, other = coordinator.enrol(federation_id, "a"), coordinator.enrol(federation_id, "b")
+    silo, second = coordinator.enrol(federation_id, "a"), coordinator.enrol(federation_id, "b")
     with ExitStack() as stack:
         for _ in range(MAX_STREAMS_PER_CALLER - 1):
             lines_of(stack, silo.http, federation_id)
@@ -44,7 +44,7 @@ def test_a_caller_follows_four_streams_at_once(coordinator: Served) -> None:
             refused = silo.http.get(path_of(federation_id))
             assert (refused.status_code, slug(refused)) == (429, "rate-limited")
             assert int(refused.headers["retry-after"]) >= 1
-            lines_of(stack, other.http, federation_id)
+            lines_of(stack, second.http, federation_id)
 
         def is_let_in() -> bool:
             with silo.http.stream("GET", path_of(federation_id)) as answer:
@@ -58,12 +58,12 @@ def test_the_streams_of_a_process_share_one_query(
     serve: Callable[..., Served], database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     served = serve(database_url)
-    asked: list[set[str]] = []
+    queries: list[set[str]] = []
     pages: list[str] = []
     ask, page = event_fanout._query, event_fanout._page
 
     def asking(*arguments: Any) -> Any:
-        asked.append(arguments[1])
+        queries.append(arguments[1])
         return ask(*arguments)
 
     def paging(database: Any, follower: event_fanout.Follower) -> Any:
@@ -79,7 +79,7 @@ def test_the_streams_of_a_process_share_one_query(
         state: Streams = served._server._app.state.streams
         polls = state.polls + 1
         wait_until(lambda: state.polls > polls + 2)
-        assert asked[-1] == federation_ids
+        assert queries[-1] == federation_ids
         assert len(pages) == len(opened), "who is quiet asks once, when it begins"
         served.start_federation(silos[0].federation_id)
         for lines in opened[:4]:
@@ -96,9 +96,9 @@ def test_a_quiet_stream_sends_heartbeats_and_ends(
     federation_id = coordinator.federation()
     coordinator.enrol(federation_id, "a")
     with ExitStack() as stack:
-        seen = list(lines_of(stack, coordinator.admin, federation_id))
-    assert ": still here" in seen
-    assert "id: 1" in seen, "by which it is resumed, though nothing happened"
+        lines = list(lines_of(stack, coordinator.admin, federation_id))
+    assert ": still here" in lines
+    assert "id: 1" in lines, "by which it is resumed, though nothing happened"
     coordinator.enrol(federation_id, "b")
     with ExitStack() as stack:
         assert "id: 2" in list(lines_of(stack, coordinator.admin, federation_id, last=1))
@@ -126,12 +126,12 @@ def crowded(
         client.close()
     served._opened.clear()
     served._admin = None
-    held = served._server.server_state.connections
-    wait_until(lambda: not held)
+    connections = served._server.server_state.connections
+    wait_until(lambda: not connections)
     with ExitStack() as stack:
         for _ in range(MOST - reserved(MOST)):
             stack.enter_context(served.line())
-        wait_until(lambda: len(held) == MOST - reserved(MOST))
+        wait_until(lambda: len(connections) == MOST - reserved(MOST))
         yield served, silo
 
 

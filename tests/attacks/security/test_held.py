@@ -25,9 +25,9 @@ served = coordinator_fixture(
 
 @pytest.fixture(scope="module")
 def silo(served: Served) -> Silo:
-    _, (one, _) = running(served)
-    join(one, 1)
-    return one
+    _, (first, _) = running(served)
+    join(first, 1)
+    return first
 
 
 SIGNED = {

@@ -22,20 +22,20 @@ GUESS = np.array([1, 0.2, 0.1, 0.3], np.float32)
 D_IN, D_OUT, RANK = 24, 16, 2
 
 
-def equal(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    return all(np.array_equal(one[name], other[name]) for name in one)
+def equal(left: dict[str, Any], right: dict[str, Any]) -> bool:
+    return all(np.array_equal(left[name], right[name]) for name in left)
 
 
 @pytest.mark.parametrize("strategy", ["fedmosaic", "fedavg"])
 @pytest.mark.parametrize("least", [1, 2])
 def test_min_voices_hides_a_peers_adapter(coordinator: Served, strategy: str, least: int) -> None:
-    wanted = plan(strategy={"name": strategy}, privacy={"min_voices": least})
-    federation_id, (curious, victim) = running(coordinator, **wanted)
-    mine = random_tensors(LAYOUT, 1)
+    private_plan = plan(strategy={"name": strategy}, privacy={"min_voices": least})
+    federation_id, (curious, victim) = running(coordinator, **private_plan)
+    private_values = random_tensors(LAYOUT, 1)
     secret = {
-        name: 0.5 * mine[name] + 0.7 * own for name, own in random_tensors(LAYOUT, 2).items()
+        name: 0.5 * private_values[name] + 0.7 * share for name, share in random_tensors(LAYOUT, 2).items()
     }  # they agree a little
-    deliver(curious, 1, mine)
+    deliver(curious, 1, private_values)
     deliver(victim, 1, secret)
     wait_for(coordinator, federation_id, 1, "published")
     join(curious, 2)
@@ -44,12 +44,14 @@ def test_min_voices_hides_a_peers_adapter(coordinator: Served, strategy: str, le
     assert "confidential in transit and from other clients" not in claims
     shown = coordinator.admin.get(f"/v1/federations/{federation_id}/rounds/1/relevance").json()
     if least == 1:
-        own, other = shown["served"][0] if strategy == "fedmosaic" else (0.5, 0.5)
+        share, peer_share = shown["served"][0] if strategy == "fedmosaic" else (0.5, 0.5)
         for name in secret:
-            np.testing.assert_allclose((served[name] - own * mine[name]) / other, secret[name], atol=1e-5)
+            np.testing.assert_allclose(
+                (served[name] - share * private_values[name]) / peer_share, secret[name], atol=1e-5
+            )
         assert "A mixture may be one other member's alone (privacy.min_voices 1)" in claims
     else:
-        assert equal(served, mine)
+        assert equal(served, private_values)
         assert shown["served"] == [[1.0, 0.0], [0.0, 1.0]]
         assert "few" in shown["held"][0][1]
         assert "only if it is made of 2 other members" in claims
@@ -58,15 +60,15 @@ def test_min_voices_hides_a_peers_adapter(coordinator: Served, strategy: str, le
 def federation_with_spy(
     coordinator: Served, least: int
 ) -> tuple[str, list[Silo], list[dict[str, Any]], Silo]:
-    wanted = plan(
+    small_plan = plan(
         strategy=MOSAIC,
         rounds={"total": 9, "min_clients": 3, "collect_seconds": 2.0},
         privacy={"min_voices": least},
     )
-    federation_id, silos = running(coordinator, clients=3, **wanted)
+    federation_id, silos = running(coordinator, clients=3, **small_plan)
     sent = [random_tensors(LAYOUT, i) for i in range(3)]
-    for silo, one, axis in zip(silos, sent, np.eye(4, dtype=np.float32), strict=False):
-        deliver(silo, 1, one, signature=axis)
+    for silo, tensors, axis in zip(silos, sent, np.eye(4, dtype=np.float32), strict=False):
+        deliver(silo, 1, tensors, signature=axis)
     wait_for(coordinator, federation_id, 1, "published")
     return federation_id, silos, sent, coordinator.enrol(federation_id, "spy")
 
@@ -88,8 +90,8 @@ def test_a_silent_member_delays_at_most_two_rounds(coordinator: Served) -> None:
     for number in (2, 3, 4, 5):
         join(spy, number, GUESS)
         begin = time.monotonic()
-        for silo, one in zip(silos, sent, strict=True):
-            deliver(silo, number, one)
+        for silo, tensors in zip(silos, sent, strict=True):
+            deliver(silo, number, tensors)
         wait_for(coordinator, federation_id, number, "published")
         waited.append(time.monotonic() - begin)
     assert min(waited[:2]) > 1.5
@@ -97,12 +99,12 @@ def test_a_silent_member_delays_at_most_two_rounds(coordinator: Served) -> None:
     for silo in (*silos, spy):
         join(silo, 6)
     deliver(spy, 6, random_tensors(LAYOUT, 9))  # nobody waits for it, and it delivers all the same
-    for silo, one in zip(silos, sent, strict=True):
-        deliver(silo, 6, one)
+    for silo, tensors in zip(silos, sent, strict=True):
+        deliver(silo, 6, tensors)
     assert wait_for(coordinator, federation_id, 6, "published")["counts"]["arrived"] == 4
     join(spy, 7)
-    for silo, one in zip(silos, sent, strict=True):
-        deliver(silo, 7, one)
+    for silo, tensors in zip(silos, sent, strict=True):
+        deliver(silo, 7, tensors)
     assert show(coordinator, federation_id, 7)["state"] == "collecting"  # it counts again, and is waited for
 
 
@@ -127,7 +129,7 @@ def lora(silo: Silo, number: int, seed: int) -> dict[str, Any]:
         "l0.q.A": rng.standard_normal((RANK, D_IN)).astype(np.float32),
         "l0.q.B": rng.standard_normal((D_OUT, RANK)).astype(np.float32),
     }
-    said = UpdateManifest(
+    manifest = UpdateManifest(
         federation=silo.federation_id,
         recipe={},
         round=number,
@@ -136,7 +138,7 @@ def lora(silo: Silo, number: int, seed: int) -> dict[str, Any]:
         pack=None,
         examples=10,
     )
-    answer = put(silo, number, pack(sent, said))
+    answer = put(silo, number, pack(sent, manifest))
     assert answer.status_code == 201, answer.text
     return sent
 
@@ -169,26 +171,29 @@ def test_a_fold_hides_factors_and_needs_min_voices(coordinator: Served, strategy
     sent = [lora(silo, 1, i) for i, silo in enumerate(silos)]
     wait_for(coordinator, federation_id, 1, "published")
     newcomer = coordinator.enrol(federation_id, "late", **profile)
-    seen = folded(silos[0], 2)
+    fold = folded(silos[0], 2)
     if least == 3:  # two others: too few
-        assert equal(seen, sent[0])
-        assert set(seen) == set(sent[0])
+        assert equal(fold, sent[0])
+        assert set(fold) == set(sent[0])
         assert folded(newcomer, 2) == {}
         return
-    mean = sum(one["l0.q.B"].astype(float) @ one["l0.q.A"].astype(float) for one in sent) / 3
-    acts = seen["l0.q.RB"].astype(float) @ seen["l0.q.RA"].astype(float)
+    mean = sum(tensors["l0.q.B"].astype(float) @ tensors["l0.q.A"].astype(float) for tensors in sent) / 3
+    acts = fold["l0.q.RB"].astype(float) @ fold["l0.q.RA"].astype(float)
     if strategy == "fedex_lora":
-        acts = acts + seen["l0.q.B"].astype(float) @ seen["l0.q.A"].astype(float)
+        acts = acts + fold["l0.q.B"].astype(float) @ fold["l0.q.A"].astype(float)
     np.testing.assert_allclose(acts, mean, atol=1e-5)
-    middle = sum(one["l0.q.B"] for one in sent) / 3 if strategy == "fedex_lora" else 0.0
-    assert seen["l0.q.RA"].shape[0] <= (4 if strategy == "fedex_lora" else 6)
-    for one in sent:
-        columns = np.asarray(one["l0.q.B"] - middle).T
-        assert max(_cosine(column, held) for column in columns for held in seen["l0.q.RB"].T) < 0.99
+    middle = sum(tensors["l0.q.B"] for tensors in sent) / 3 if strategy == "fedex_lora" else 0.0
+    assert fold["l0.q.RA"].shape[0] <= (4 if strategy == "fedex_lora" else 6)
+    for tensors in sent:
+        columns = np.asarray(tensors["l0.q.B"] - middle).T
+        assert (
+            max(_cosine(column, column_of_b) for column in columns for column_of_b in fold["l0.q.RB"].T)
+            < 0.99
+        )
 
 
-def _cosine(one: Any, other: Any) -> float:
-    return abs(float(one @ other / np.linalg.norm(one) / np.linalg.norm(other)))
+def _cosine(left: Any, right: Any) -> float:
+    return abs(float(left @ right / np.linalg.norm(left) / np.linalg.norm(right)))
 
 
 def test_examples_are_capped_at_the_plans_maximum(coordinator: Served) -> None:
@@ -201,11 +206,11 @@ def test_examples_are_capped_at_the_plans_maximum(coordinator: Served) -> None:
     shown = wait_for(coordinator, federation_id, 1, "published")
     join(silos[0], 2)
     np.testing.assert_allclose(weights(silos[0], 2)["b0.q.P"], 2.0, atol=1e-6)
-    capped = {one["client_id"]: one["examples_capped"] for one in shown["clients"]}
+    capped = {client["client_id"]: client["examples_capped"] for client in shown["clients"]}
     assert capped == {silo.client_id: i == 2 for i, silo in enumerate(silos)}
 
 
 def test_max_examples_is_a_hundred_thousand_by_default() -> None:
-    wanted = federation_plan()
-    assert (wanted.limits.max_examples, wanted.privacy.min_voices) == (100_000, 1)
-    assert "With two members" in " ".join(member_claims(wanted))
+    default_plan = federation_plan()
+    assert (default_plan.limits.max_examples, default_plan.privacy.min_voices) == (100_000, 1)
+    assert "With two members" in " ".join(member_claims(default_plan))

@@ -40,8 +40,8 @@ def test_unit_sketches_do_not_reveal_a_peers_sketch(coordinator: Served) -> None
         assert numbers == [round(value, 2) for value in numbers]
         read.append(row["relevance"][0][row["clients"].index(peer.client_id)])
     exact = coordinator.admin.get(url(spy, 4, "/relevance")).json()
-    mine, other = (exact["clients"].index(one.client_id) for one in (spy, peer))
-    assert exact["similarity"][mine][other] == pytest.approx(secret[3], abs=1e-6), "people see everything"
+    mine, column = (exact["clients"].index(client.client_id) for client in (spy, peer))
+    assert exact["similarity"][mine][column] == pytest.approx(secret[3], abs=1e-6), "people see everything"
     assert np.linalg.norm(unit(np.array(read) - 0.5 + 1e-9) - secret) > 0.05
 
 
@@ -49,7 +49,7 @@ def seen_by(silo: Silo, number: int) -> list[Any]:
     """Every place where a client reads of a round's scores."""
     listed = silo.http.get(f"/v1/federations/{silo.federation_id}/rounds").json()["items"]
     shown = silo.http.get(url(silo, number)).json()
-    return [shown["scores"], *(one["scores"] for one in listed if one["round"] == number)]
+    return [shown["scores"], *(entry["scores"] for entry in listed if entry["round"] == number)]
 
 
 def test_a_running_mean_is_hidden_until_publication(coordinator: Served) -> None:
@@ -64,8 +64,8 @@ def test_a_running_mean_is_hidden_until_publication(coordinator: Served) -> None
     for shown in seen_by(silos[0], 1):
         assert shown["worst"] is None, "it is one client's figure"
         assert shown["mean"]["exact_match"]["value"] == pytest.approx(np.mean(TRUE))
-    everything = coordinator.admin.get(url(silos[0], 1)).json()
-    assert everything["scores"]["worst"]["exact_match"]["value"] == min(TRUE)
+    view = coordinator.admin.get(url(silos[0], 1)).json()
+    assert view["scores"]["worst"]["exact_match"]["value"] == min(TRUE)
 
 
 def test_a_mean_is_hidden_while_scores_may_arrive(coordinator: Served) -> None:
@@ -90,21 +90,21 @@ def test_clients_read_their_own_bytes_only(coordinator: Served) -> None:
     shown = silos[0].http.get(url(silos[0], 1)).json()
     assert shown["bytes"] == shown["clients"][0]["bytes"]
     assert silos[2].http.get(url(silos[2], 1)).json()["bytes"] == {"up": 0, "down": 0}
-    everything = coordinator.admin.get(url(silos[0], 1)).json()["bytes"]
-    assert everything["up"] > shown["bytes"]["up"] > 0
+    view = coordinator.admin.get(url(silos[0], 1)).json()["bytes"]
+    assert view["up"] > shown["bytes"]["up"] > 0
 
 
 def events(http: httpx.Client, federation_id: str, last: str) -> list[dict[str, Any]]:
     """Read a federation's events of rounds from the beginning until a round is in a state."""
-    seen: list[dict[str, Any]] = []
+    read: list[dict[str, Any]] = []
     path = f"/v1/federations/{federation_id}/events"
     with http.stream("GET", path, headers={"Last-Event-ID": "0"}) as stream:
         for line in stream.iter_lines():
             data = json.loads(line.removeprefix("data: ")) if line.startswith("data: ") else {}
             if "round" in data:
-                seen.append(data)
+                read.append(data)
                 if data["state"] == last:
-                    return seen
+                    return read
     raise AssertionError("the stream ended")
 
 
@@ -117,7 +117,7 @@ def test_a_clients_events_have_neither_bytes_nor_scores(coordinator: Served) -> 
         deliver(silo, 1, values(1.0))
     wait_for(coordinator, federation_id, 1, "published")
     shown = events(silos[0].http, federation_id, "published")
-    assert [sorted(one) for one in shown] == [
+    assert [sorted(event) for event in shown] == [
         ["counts", "deadline", "opened_at", "published_at", "reason", "round", "seconds", "state"]
     ] * len(shown)
     assert (
@@ -196,19 +196,19 @@ def test_get_routes_show_clients_the_tables_fields_only(coordinator: Served) -> 
     paths = coordinator.http().get("/openapi.json").json()["paths"]
     readable = {path for path, operations in paths.items() if "get" in operations}
     assert readable == FIELDS.keys() | UNRELATED.keys(), "a new route needs a row"
-    federation_id, (silo, other) = running(coordinator, **MOSAIC)
-    for one in (silo, other):
-        deliver(one, 1, values(1.0))
-        score(one, 1, 0.5)
+    federation_id, (silo, second) = running(coordinator, **MOSAIC)
+    for client in (silo, second):
+        deliver(client, 1, values(1.0))
+        score(client, 1, 0.5)
     wait_for(coordinator, federation_id, 1, "published")
     for path, fields in FIELDS.items():
-        answer = silo.http.get(path.format(fid=federation_id, n=1, cid=other.client_id, token_id="tok_0"))
+        answer = silo.http.get(path.format(fid=federation_id, n=1, cid=second.client_id, token_id="tok_0"))
         if isinstance(fields, int):
             assert answer.status_code == fields, path
         else:
             assert (answer.status_code, set(answer.json())) == (200, fields), path
     listed = silo.http.get(f"/v1/federations/{federation_id}/rounds").json()["items"]
-    assert [set(one) for one in listed] == [SUMMARY, SUMMARY]
+    assert [set(client) for client in listed] == [SUMMARY, SUMMARY]
     shown = silo.http.get(url(silo, 1))
-    assert [one["client_id"] for one in shown.json()["clients"]] == [silo.client_id]
-    assert other.client_id not in shown.text
+    assert [client["client_id"] for client in shown.json()["clients"]] == [silo.client_id]
+    assert second.client_id not in shown.text

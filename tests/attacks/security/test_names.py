@@ -41,7 +41,7 @@ def test_raw_names_load_and_are_escaped_in_terminals(coordinator: Served) -> Non
         assert not {"\u202e", "\x9b"} & set(shown), command
         assert "\\u202e\\x9b2J" in shown.replace("\n", ""), command
     listed = json.loads(operator("federation", "list", "--json"))
-    assert RAW in {one["name"] for one in listed}
+    assert RAW in {entry["name"] for entry in listed}
 
 
 def test_ends_of_lines_are_shown_as_they_are() -> None:

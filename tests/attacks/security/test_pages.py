@@ -66,10 +66,10 @@ def test_the_modules_of_the_page_are_served(coordinator: Served) -> None:
 
 def test_answers_with_a_new_secret_are_not_stored(coordinator: Served) -> None:
     federation_id = coordinator.federation()
-    asked = {"client_name": "a"}
+    request = {"client_name": "a"}
     answers = [
         coordinator.admin.post("/v1/tokens", json={"role": "auditor", "name": "x"}),
-        coordinator.admin.post(f"/v1/federations/{federation_id}/enrolment-tokens", json=asked),
+        coordinator.admin.post(f"/v1/federations/{federation_id}/enrolment-tokens", json=request),
     ]
     answers.append(coordinator.try_enrol(answers[1].json()["token"], "a"))
     assert [answer.status_code for answer in answers] == [201] * 3

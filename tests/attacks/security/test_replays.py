@@ -46,8 +46,8 @@ def test_a_replayed_put_is_refused_before_its_body(coordinator: Served) -> None:
     assert try_join(silo, 1).status_code == 200
     request = signed(coordinator, silo, "PUT", url(silo, 1, "/scores"), scores(0.5), **JSON)
     assert send(coordinator, request) == (204, "")
-    other = httpx.Request("PUT", request.url, headers=request.headers, content=b"{" * len(request.content))
-    assert send(coordinator, other) == (401, "replayed")
+    altered = httpx.Request("PUT", request.url, headers=request.headers, content=b"{" * len(request.content))
+    assert send(coordinator, altered) == (401, "replayed")
 
 
 def test_a_replayed_download_counts_no_bytes(coordinator: Served) -> None:
@@ -83,8 +83,8 @@ def test_a_download_replayed_to_another_replica_is_refused(
     assert try_join(silo, 1).status_code == 200
     request = signed(first, silo, "GET", url(silo, 1, "/weights"))
     assert send(first, request) == (200, "")
-    there = httpx.Request("GET", second.url + request.url.path, headers=request.headers)
-    assert send(second, there) == (401, "replayed")
+    replayed = httpx.Request("GET", second.url + request.url.path, headers=request.headers)
+    assert send(second, replayed) == (401, "replayed")
 
 
 def test_replayed_polls_do_not_use_the_clients_limit(

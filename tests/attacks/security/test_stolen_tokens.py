@@ -29,8 +29,8 @@ def database(fresh_database: Callable[[str], str]) -> str:
 @pytest.fixture
 def begin(serve: Serve, database: str, provider: Provider) -> Callable[[str], Served]:
     """Start the coordinator of a database with these roles."""
-    there = {"oidc_issuer": provider.issuer, "oidc_client_id": CLIENT, "oidc_client_secret": "any"}
-    return lambda roles: serve(database, oidc_roles=roles, tick_seconds=0.05, **there)
+    settings = {"oidc_issuer": provider.issuer, "oidc_client_id": CLIENT, "oidc_client_secret": "any"}
+    return lambda roles: serve(database, oidc_roles=roles, tick_seconds=0.05, **settings)
 
 
 def test_a_token_counts_in_the_authorization_header_only(
@@ -90,14 +90,14 @@ def test_a_withdrawn_role_ends_for_issued_tokens(begin: Callable[[str], Served],
 def test_a_revoked_token_ends_with_its_streams(begin: Callable[[str], Served]) -> None:
     served = begin("chiefs=admin")
     federation_id = served.federation()
-    made = served.admin.post("/v1/tokens", json={"role": "admin", "name": "page"}).json()
-    thief = served.http(made["token"])
+    created = served.admin.post("/v1/tokens", json={"role": "admin", "name": "page"}).json()
+    thief = served.http(created["token"])
     with thief.stream("GET", f"/v1/federations/{federation_id}/events") as events:
         assert events.status_code == 200
         lines = events.iter_lines()
         served.enrol(federation_id, "aster")
         wait_until(lambda: "event: client" in next(lines))
-        assert served.admin.delete(f"/v1/tokens/{made['id']}").status_code == 204
+        assert served.admin.delete(f"/v1/tokens/{created['id']}").status_code == 204
         served.enrol(federation_id, "birch")
         assert not any("birch" in line for line in lines)
     assert outcome(thief.get("/v1/federations")) == "401 credential-invalid"

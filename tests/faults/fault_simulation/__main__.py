@@ -40,9 +40,9 @@ def _number(seed: str) -> int:
 
 
 def _replay(seed: int, mutant: str | None) -> None:
-    chosen = next((one for one in MUTANTS if one.name == mutant), None)
+    chosen = next((candidate for candidate in MUTANTS if candidate.name == mutant), None)
     if mutant is not None and chosen is None:
-        raise typer.BadParameter(f"there are {', '.join(one.name for one in MUTANTS)}")
+        raise typer.BadParameter(f"there are {', '.join(candidate.name for candidate in MUTANTS)}")
     run_schedule(0)
     with planted(chosen):
         outcome = run_schedule(seed, trace=True)
@@ -56,13 +56,13 @@ def _hunt(pool: ProcessPoolExecutor, first: int) -> bool:
     table = Table("mutant", "promise that broke", "schedules", "seed", title="Planted faults")
     escaped, hunts = 0, hunts_by(pool, first)
     with _progress() as progress:
-        for found in progress.track(hunts, total=len(MUTANTS), description="mutants"):
-            tries, outcome = str(found.tries), found.outcome
+        for hunted in progress.track(hunts, total=len(MUTANTS), description="mutants"):
+            tries, outcome = str(hunted.tries), hunted.outcome
             escaped += outcome is None
             if outcome is None:
-                table.add_row(found.mutant, "[red]not found", tries, "")
+                table.add_row(hunted.mutant, "[red]not found", tries, "")
             else:
-                table.add_row(found.mutant, str(outcome.violation), tries, str(outcome.seed))
+                table.add_row(hunted.mutant, str(outcome.violation), tries, str(outcome.seed))
     console.print(table)
     console.print(f"{len(MUTANTS) - escaped} of {len(MUTANTS)} mutants found", highlight=False)
     return escaped == 0

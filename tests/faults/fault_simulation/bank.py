@@ -86,7 +86,7 @@ class BankSeen:
     def trained(self, agent: int, number: int, start: Any, choice: Choice) -> None:
         """Note what an agent chooses, and compare the bank that it begins with with what its weights name."""
         self._choices[agent, number].append(choice)
-        client = {index: one for one, index in self._world.index_of_clients().items()}[agent]
+        client = {index: client_id for client_id, index in self._world.index_of_clients().items()}[agent]
         row = self._world.oracle.ledger.given.to(client, number)
         index = self._indexes.get(row) if row is not None else None
         if index is None:
@@ -230,7 +230,7 @@ class BankSeen:
         return mean
 
     def _newest(self, expert: int) -> Values:
-        revision = max((number for one, number in self._revisions if one == expert), default=0)
+        revision = max((number for candidate, number in self._revisions if candidate == expert), default=0)
         return self._of(expert, revision)
 
     def _of(self, expert: int, revision: int) -> Values:
@@ -261,9 +261,11 @@ class BankSeen:
         index: Index = {}
         for expert, row in self._experts.items():
             if row[1] == "active":
-                revision = max((number for one, number in self._revisions if one == expert), default=0)
+                revision = max(
+                    (number for candidate, number in self._revisions if candidate == expert), default=0
+                )
                 index[expert] = (revision, self._revisions.get((expert, revision)))
         return index or {1 + at: (0, None) for at in range(self._first_experts)}
 
-    def _broken(self, promise: str, what: str) -> None:
-        self._world.violated(promise, what)
+    def _broken(self, promise: str, event: str) -> None:
+        self._world.violated(promise, event)

@@ -47,8 +47,10 @@ def groups_taken(plan: Plan) -> Iterator[None]:
         return GROUPS
 
     def result(**fields: Any) -> RoundResult:
-        learnt = b"".join(np.ascontiguousarray(values).tobytes() for values in fields["trained"].values())
-        return RoundResult(**fields, rejects=zlib.crc32(learnt) % 2 > 0)
+        digest_input = b"".join(
+            np.ascontiguousarray(values).tobytes() for values in fields["trained"].values()
+        )
+        return RoundResult(**fields, rejects=zlib.crc32(digest_input) % 2 > 0)
 
     with (
         patch.object(FedAvgOptions, "counts", groups),
@@ -116,8 +118,8 @@ class CountsSeen:
         absent = counts.members - masked
         return all(counts.groups[group] - absent >= K_MIN for group in _groups(terms))
 
-    def _broken(self, what: str) -> None:
-        self._world.violated("I28", what)
+    def _broken(self, event: str) -> None:
+        self._world.violated("I28", event)
 
 
 def _groups(terms: SumTerms) -> set[str]:

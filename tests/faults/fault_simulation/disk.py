@@ -79,10 +79,10 @@ class Disks:
 
         def replaced(source: str, target: str | Path) -> None:
             self._point("replace")
-            there = Path(target)
-            renamed = _Renamed(Path(source), there, self._synced_bytes(there))
+            path = Path(target)
+            renamed = _Renamed(Path(source), path, self._synced_bytes(path))
             replace(source, target)
-            self._unsettled.setdefault(str(there.parent), []).append(renamed)
+            self._unsettled.setdefault(str(path.parent), []).append(renamed)
 
         with patch.object(os, "fsync", fsync), patch.object(os, "replace", replaced):
             yield

@@ -54,9 +54,9 @@ class Injected:
         """Return what all clients of a round begin with."""
         return start
 
-    def trained(self, world: World, place: tuple[int, int, int], start: State, learnt: State) -> State:
+    def trained(self, world: World, place: tuple[int, int, int], start: State, change: State) -> State:
         """Return the adapter after the training of (agent, round, attempt), which learnt something."""
-        return learnt
+        return change
 
 
 @dataclass
@@ -78,12 +78,12 @@ class InjectedBank(Injected):
     def shared(self, start: State) -> State:
         return expert_tensors(SHARED, start)
 
-    def trained(self, world: World, place: tuple[int, int, int], start: State, learnt: State) -> State:
+    def trained(self, world: World, place: tuple[int, int, int], start: State, change: State) -> State:
         choice = chosen(world.seed, place, self.specialists)
         self.memory.record(place[1], choice)
         world.oracle.bank.trained(place[0], place[1], start, choice)
         (expert,) = choice.trained
-        return {**start, **bank_tensors(SHARED, learnt), **bank_tensors(expert, learnt)}
+        return {**start, **bank_tensors(SHARED, change), **bank_tensors(expert, change)}
 
 
 def chosen(seed: int, place: tuple[int, int, int], specialists: Sequence[int]) -> Choice:

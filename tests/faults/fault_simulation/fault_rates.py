@@ -150,7 +150,9 @@ class FaultRates:
 
 def plan_of(seed: int) -> Plan:
     """Draw what a schedule is about."""
-    dice, wires, packs, past = (random.Random(f"{what} {seed}") for what in ("plan", "wire", "packs", "past"))
+    dice, wires, packs, past = (
+        random.Random(f"{stream} {seed}") for stream in ("plan", "wire", "packs", "past")
+    )
     recipe = wires.choices([name for name, _ in _RECIPES], [often for _, often in _RECIPES])[0]
     agents = dice.choices([3, 4, 5, 8, 20], [45, 35, 15, 4, 1])[0]
     thief = dice.random() < 0.2

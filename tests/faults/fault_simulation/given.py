@@ -46,12 +46,12 @@ class Given:
 
     def published(self, number: int) -> NDArray[np.float32] | None:
         """Return what was given first for the start of a round; None = nothing was."""
-        rows = (row for row, kept in self.rows.items() if kept[2] == number)
+        rows = (row for row, row_values in self.rows.items() if row_values[2] == number)
         first = min(rows, default=None)
         return self.values[first] if first is not None else None
 
     def to(self, client: str, number: int) -> int | None:
         """Name the row of what a client starts round `number` from; None = it was given nothing so far."""
-        mine = self._of.get(client, {})
-        newest = max((one for one in mine if one <= number), default=None)
-        return mine[newest] if newest is not None else None
+        of_client = self._of.get(client, {})
+        newest = max((known_round for known_round in of_client if known_round <= number), default=None)
+        return of_client[newest] if newest is not None else None

@@ -35,9 +35,9 @@ def check_receivers(
 ) -> None:
     """Check what a summed round gave to whom."""
     receivers = {row[1] for row in given if row[2] == number + 1}
-    enrolled = {one for (one,) in connection.execute("SELECT id FROM clients WHERE state = 'enrolled'")}
-    everybody = {one for (one,) in connection.execute("SELECT id FROM clients")}
-    if not enrolled <= receivers <= everybody:  # who is shut out meanwhile may have been given some
+    enrolled = {client for (client,) in connection.execute("SELECT id FROM clients WHERE state = 'enrolled'")}
+    everyone = {client for (client,) in connection.execute("SELECT id FROM clients")}
+    if not enrolled <= receivers <= everyone:  # who is shut out meanwhile may have been given some
         world.violated("I1", f"round {number} gave weights to {sorted(receivers)}, not to {sorted(enrolled)}")
     expected = _after(world, number)
     for row in given:
@@ -52,14 +52,14 @@ def check_receivers(
             world.violated("I2", f"round {number} counted {wrong}")
 
 
-def check_joined(world: World, given: list[tuple[Any, ...]]) -> None:
+def check_joined(world: World, receivers: list[tuple[Any, ...]]) -> None:
     """Check what clients got when they joined: zeros, or the model after the last published round."""
     last = max(world.oracle.ledger.counted, default=0)
     expected = _after(world, last)
     published = world.oracle.ledger.given.published(last + 1)
     if world.plan.weights_recipe in PUBLISHED and published is not None:
         expected = published.astype(np.float64)
-    for row in given:
+    for row in receivers:
         values = world.oracle.ledger.given.values[row[0]]
         if values is not None and not np.allclose(values, expected, rtol=_CLOSE, atol=_CLOSE):
             world.violated("I2", f"{row[1]} was given something else than the model after round {last}")
@@ -71,36 +71,36 @@ def _after(world: World, number: int) -> NDArray[np.float64]:
     Where models are published as differences, a round changes the one that was published before.
     """
     values = np.zeros(world.plan.values)
-    for one in sorted(world.oracle.sums.totals):
-        if one <= number and one in world.oracle.ledger.counted:
-            values = values + _change(world, one)
-            published = world.oracle.ledger.given.published(one + 1)
-            if world.plan.weights_recipe in PUBLISHED and published is not None and one < number:
+    for round_total in sorted(world.oracle.sums.totals):
+        if round_total <= number and round_total in world.oracle.ledger.counted:
+            values = values + _change(world, round_total)
+            published = world.oracle.ledger.given.published(round_total + 1)
+            if world.plan.weights_recipe in PUBLISHED and published is not None and round_total < number:
                 values = published.astype(np.float64)
     return values
 
 
 def _change(world: World, number: int) -> NDArray[np.float64]:
     total, terms = world.oracle.sums.totals[number], world.oracle.sums.terms[number]
-    learnt = world.plan.values
+    count = world.plan.values
     steps = {
         segment.name: segment.clip * CLIP_UNIT / (2 ** (terms.bits - 1) - 1) for segment in terms.segments
     }
     weight = float(len(world.oracle.sums.counted[number]))
     if "weight" in steps:
-        weight = float(total[learnt]) * steps["weight"]
-    return total[:learnt] * steps[terms.segments[0].name] / weight
+        weight = float(total[count]) * steps["weight"]
+    return total[:count] * steps[terms.segments[0].name] / weight
 
 
 def _who_is_wrong(world: World, number: int, values: NDArray[np.float32]) -> list[str]:
     """Return the clients that were counted wrongly, left out, or counted twice."""
-    members, told = world.oracle.sums.counted[number], []
+    members, descriptions = world.oracle.sums.counted[number], []
     terms = world.oracle.sums.terms[number]
     close = _QUANTA * terms.segments[0].clip * CLIP_UNIT / (2 ** (terms.bits - 1) - 1)
-    for one in range(1, number + 1):
+    for round_number in range(1, number + 1):
         for client, index in world.index_of_clients().items():
-            wanted = 1 / len(members) if one == number and client in members else 0.0
-            found = values[: len(values) - NOISE][world.plan.place(one, index)]
-            if abs(found - wanted) > close:
-                told.append(f"{client} of round {one} {found:.3f} times, not {wanted:.3f}")
-    return told
+            expected = 1 / len(members) if round_number == number and client in members else 0.0
+            share = values[: len(values) - NOISE][world.plan.place(round_number, index)]
+            if abs(share - expected) > close:
+                descriptions.append(f"{client} of round {round_number} {share:.3f} times, not {expected:.3f}")
+    return descriptions

@@ -67,8 +67,8 @@ def drives_on_what_it_saw() -> Iterator[None]:
     def drive(database: Any, tracer: Any = None) -> bool:
         with database.read() as session:
             moment = workers.database_time(session)
-            seen = [(row, next_state(facts, moment)) for row, facts in rounds.collecting(session)]
-        due = [(row, step) for row, step in seen if step is not None]
+            collected = [(row, next_state(facts, moment)) for row, facts in rounds.collecting(session)]
+        due = [(row, step) for row, step in collected if step is not None]
         for row, step in due:
             with suppress(rounds.LostRace), database.write() as session:
                 federation = workers.lock_federation(session, row.federation_id)
@@ -85,10 +85,10 @@ def drives_on_what_it_saw() -> Iterator[None]:
 @contextmanager
 def takes_leases_that_are_alive() -> Iterator[None]:
     def awaiting(session: Any, _: Any) -> list[tuple[str, int]]:
-        taken = select(RoundRow.federation_id, RoundRow.number).where(
+        leases = select(RoundRow.federation_id, RoundRow.number).where(
             RoundRow.state.in_(("closing", "aggregating"))
         )
-        return [(federation_id, number) for federation_id, number in session.execute(taken)]
+        return [(federation_id, number) for federation_id, number in session.execute(leases)]
 
     def due(facts: Any, moment: Any) -> Step | None:
         return Step("aggregating") if facts.state == "aggregating" else next_state(facts, moment)

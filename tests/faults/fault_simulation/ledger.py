@@ -122,8 +122,8 @@ class Ledger:
     def is_over(self, key: str) -> bool:
         """Whether a key was replaced, and its overlap has ended."""
         query = "SELECT expires_at FROM client_keys WHERE public_key = ?"
-        found = self.connection.execute(query, (key,)).fetchone()
-        return found is not None and self.is_past(found[0])
+        row = self.connection.execute(query, (key,)).fetchone()
+        return row is not None and self.is_past(row[0])
 
     def look(self, actor: str) -> None:
         """See what a commit of `actor` has changed."""
@@ -142,7 +142,7 @@ class Ledger:
         new_weights, ended = self.given.look(self.connection), len(self.counted)
         if rows != self._seen:
             self._seen = rows
-            for row in (Round(*found) for found in rows):
+            for row in (Round(*columns) for columns in rows):
                 before = self.rounds.get(row.id)
                 if before != row:
                     self._look_at_round(before, row, actor, new_weights)
@@ -155,8 +155,8 @@ class Ledger:
         self._world.oracle.thinned.look(self.connection)
         self._world.oracle.bank.look(self.connection, new_weights)
 
-    def _broken(self, promise: str, what: str) -> None:
-        self._world.violated(promise, what)
+    def _broken(self, promise: str, event: str) -> None:
+        self._world.violated(promise, event)
 
     def _look_at_updates(self) -> None:
         rows = self.connection.execute(
@@ -193,7 +193,7 @@ class Ledger:
         world = self._world
         if before is None:
             self.opened[row.number] = world.scheduler.now
-            previous = [one for one in self.rounds.values() if one.number == row.number - 1]
+            previous = [candidate for candidate in self.rounds.values() if candidate.number == row.number - 1]
             if row.number > 1 and (not previous or previous[0].state not in ENDED):
                 self._broken("I4", f"round {row.number} was opened before the one before had ended")
             if row.number > LAST_ROUND:
@@ -296,5 +296,5 @@ class Ledger:
 
     def seconds_since(self, moment: str) -> float:
         """How long ago a moment was by the database's clock."""
-        told = datetime.fromisoformat(moment).replace(tzinfo=UTC).timestamp()
-        return self._world.database_time() - told
+        seconds = datetime.fromisoformat(moment).replace(tzinfo=UTC).timestamp()
+        return self._world.database_time() - seconds

@@ -102,15 +102,15 @@ class Meaning:
         self._learnt.setdefault((agent, number), []).append(values)
         self._starts.setdefault((agent, number), []).append(start)
         client = self._client(agent)
-        given = self._given(client, number)
-        if given is None:
+        served = self._given(client, number)
+        if served is None:
             return
-        own = self._counted_before(client, number)
+        reference = self._counted_before(client, number)
         slack = 0.0
-        if own is not None and self._world.plan.summed is None:
-            largest = float(np.abs(given - self.states[client, own]).max())
+        if reference is not None and self._world.plan.summed is None:
+            largest = float(np.abs(served - self.states[client, reference]).max())
             slack = largest * _STEPS.get(self._world.plan.weights_recipe, 0.0)
-        if not np.allclose(start, given, rtol=0.0, atol=slack):
+        if not np.allclose(start, served, rtol=0.0, atol=slack):
             self._world.violated("I16", f"{client} began round {number} from other weights than it was given")
 
     def published_slack(self, expected: NDArray[Any], number: int) -> float:
@@ -132,20 +132,20 @@ class Meaning:
 
     def sent(self, agent: int, number: int, body: bytes) -> None:
         """See what an agent sends for the first time: what the recipe leaves of what it learnt and lost."""
-        made = read_body(body, self._world.plan.rank)
-        if made.recipe is None or not self._recipe.feeds_back:
+        update = read_body(body, self._world.plan.rank)
+        if update.recipe is None or not self._recipe.feeds_back:
             return
         client = self._client(agent)
-        given = self._given(client, number)
+        served = self._given(client, number)
         self._packs[agent, number] = pack_of(body, self._world.plan.rank)
         carried = self._carried(agent, client, number)
-        for learnt in reversed(self._learnt.get((agent, number), [])):
-            wanted = split_tensors(learnt - given if given is not None else learnt, self._layout)
+        for trained in reversed(self._learnt.get((agent, number), [])):
+            expected = split_tensors(trained - served if served is not None else trained, self._layout)
             if carried is not None:
-                wanted = split_tensors(flat(wanted) + carried, self._layout)
-            coded = encode(wanted, self._recipe, "recipe", _rounding_seed(wanted))
-            if np.array_equal(flat(dict(decode(coded, self._layout, self._recipe))), made.values):
-                self._lost[agent, number] = flat(wanted) - made.values
+                expected = split_tensors(flat(expected) + carried, self._layout)
+            coded = encode(expected, self._recipe, "recipe", _rounding_seed(expected))
+            if np.array_equal(flat(dict(decode(coded, self._layout, self._recipe))), update.values):
+                self._lost[agent, number] = flat(expected) - update.values
                 if carried is not None:
                     self._world.count("errors carried on")
                 return
@@ -169,11 +169,11 @@ class Meaning:
     def _reference(self, client: str, number: int, sent: SentRecipe) -> Values | None:
         if sent.reference == "none":
             return None
-        own = self._counted_before(client, number) if sent.reference == "own_last" else None
+        reference = self._counted_before(client, number) if sent.reference == "own_last" else None
         packs = self._accepted_packs
-        if own is not None and packs.get((client, own)) != packs.get((client, number)):
-            own = None  # with its pack an update ends too
-        return self.states[client, own] if own is not None else self._given(client, number)
+        if reference is not None and packs.get((client, reference)) != packs.get((client, number)):
+            reference = None  # with its pack an update ends too
+        return self.states[client, reference] if reference is not None else self._given(client, number)
 
     def _carried(self, agent: int, client: str, number: int) -> Values | None:
         """Return an agent's residual of the round before, if it has the receipt.
@@ -189,12 +189,15 @@ class Meaning:
 
     def _counted_before(self, client: str, number: int) -> int | None:
         counted = self._world.oracle.ledger.counted
-        return max((one for one in counted if one < number and client in counted[one]), default=None)
+        return max(
+            (candidate for candidate in counted if candidate < number and client in counted[candidate]),
+            default=None,
+        )
 
     def _given(self, client: str, number: int) -> Values | None:
-        given = self._world.oracle.ledger.given
-        row = given.to(client, number)
-        return given.values[row] if row is not None else None
+        ledger_rows = self._world.oracle.ledger.given
+        row = ledger_rows.to(client, number)
+        return ledger_rows.values[row] if row is not None else None
 
     def _kept(self, payload: int, begin: int) -> Values:
         chunks = self._connection.execute(
@@ -204,8 +207,8 @@ class Meaning:
         return np.frombuffer(raw[: self._world.plan.values * _VALUE_BYTES], "<f4")
 
     def _client(self, agent: int) -> str:
-        found = {index: client for client, index in self._world.index_of_clients().items()}
-        return found[agent]
+        clients = {index: client for client, index in self._world.index_of_clients().items()}
+        return clients[agent]
 
     @property
     def _connection(self) -> sqlite3.Connection:

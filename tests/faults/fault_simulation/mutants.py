@@ -54,10 +54,10 @@ __all__ = ["MUTANTS", "Mutant", "planted"]
 _LATER = 2**31 - 1
 
 
-def _revoked_while(what: str) -> Where:
+def _revoked_while(occasion: str) -> Where:
     def where(plan: Plan, rates: FaultRates) -> bool:
         is_slow = plan.replicas > 1 and rates.slow > 0.01
-        return plan.revoked > 0 and plan.revoked_while == what and is_slow
+        return plan.revoked > 0 and plan.revoked_while == occasion and is_slow
 
     return where
 
@@ -88,8 +88,8 @@ def publishes_in_two_transactions(publish: Any, closed: Any, new: Any) -> None:
 def collects_what_is_served(_: Any, database: Any, **__: Any) -> int:
     """A row that is referred to cannot be deleted; its bytes can."""
     with database.write() as session:
-        kept = select(UpdateRow.payload_id).union(select(UpdateRow.state_payload_id))
-        session.execute(delete(ChunkRow).where(ChunkRow.payload_id.not_in(kept)))
+        referenced = select(UpdateRow.payload_id).union(select(UpdateRow.state_payload_id))
+        session.execute(delete(ChunkRow).where(ChunkRow.payload_id.not_in(referenced)))
     return 0
 
 
@@ -106,7 +106,7 @@ def counts_earlier_rounds_again(established: Any, *args: Any) -> Any:
 
 @replaces(Cohort, "__post_init__")
 def aggregates_in_any_order(_: Any, cohort: Any) -> None:
-    object.__setattr__(cohort, "clients", tuple(sorted(cohort.clients, key=lambda one: one.client[-6:])))
+    object.__setattr__(cohort, "clients", tuple(sorted(cohort.clients, key=lambda facts: facts.client[-6:])))
 
 
 @mutant()

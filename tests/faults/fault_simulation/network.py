@@ -89,8 +89,8 @@ class Network(httpx.BaseTransport):
             delay += self._held_up()
         exchange = self._deliver(sent, place, delay)
         if rates and dice.random() < rates.twice:
-            other = dice.randrange(world.plan.replicas)
-            again = self._deliver(sent, other, dice.uniform(0.0, 0.1) + dice.choice([0.0, delay, 10.0]))
+            second = dice.randrange(world.plan.replicas)
+            again = self._deliver(sent, second, dice.uniform(0.0, 0.1) + dice.choice([0.0, delay, 10.0]))
             exchange = dice.choice([exchange, exchange, again])
         exchange.over.wait(_TIMEOUT_SECONDS + seconds_of(sent.headers.get("prefer")))
         if rates and dice.random() < rates.lost_reply:
@@ -119,20 +119,20 @@ class Network(httpx.BaseTransport):
     def _serve(self, sent: Sent, replica: Replica, exchange: Exchange) -> Callable[[], None]:
         def serve() -> None:
             world = self._world
-            asked = world.oracle.asked(sent)
+            request = world.oracle.received(sent)
             world.scheduler.current().is_rare = is_delivery(sent.method, sent.target)
             try:
                 answer = replica.answer(sent)
                 world.scheduler.say(
                     f"{replica.name} {sent.method} {sent.target} {answer.status} {_slug(answer)}"
                 )
-                world.oracle.answered(asked, answer)
+                world.oracle.answered(request, answer)
                 world.oracle.sums_sent.lie(sent, answer, self._dice)
                 world.oracle.sums_sent.record(self._number, sent, answer)
                 exchange.answer = answer
             except Exception as error:  # after the reply began: a server could only cut the connection
-                what = f"{sent.method} {sent.target}: {type(error).__name__}: {error}"
-                world.violated("requests do not fail for no reason", what)
+                failure = f"{sent.method} {sent.target}: {type(error).__name__}: {error}"
+                world.violated("requests do not fail for no reason", failure)
             finally:
                 exchange.over.set()
 

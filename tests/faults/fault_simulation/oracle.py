@@ -107,12 +107,12 @@ class Oracle:
         """See what `actor` committed."""
         self.ledger.look(actor)
 
-    def asked(self, sent: Sent) -> Asked:
+    def received(self, sent: Sent) -> Asked:
         """Note a request that reached a replica."""
-        said = sent.headers.get("signature-input", "")
-        key, nonce = _KEY.search(said), _NONCE.search(said)
+        signature_input = sent.headers.get("signature-input", "")
+        key, nonce = _KEY.search(signature_input), _NONCE.search(signature_input)
         client = self.ledger.client_of(key.group(1)) if key else None
-        asked = Asked(
+        request = Asked(
             sent.method,
             sent.target,
             sent.body,
@@ -123,21 +123,21 @@ class Oracle:
             sent.headers.get("accept", ""),
             self._world.scheduler.now,
         )
-        found = _ROUND.search(sent.target) or _SUM_STEP.search(sent.target)
+        match = _ROUND.search(sent.target) or _SUM_STEP.search(sent.target)
         awaited = (str(self.newest_round), self._world.plan.revoked_while)
-        if found is not None and client is not None and sent.method != "GET" and found.groups() == awaited:
+        if match is not None and client is not None and sent.method != "GET" and match.groups() == awaited:
             self._world.operator.notice(client)
-        return asked
+        return request
 
     def sent(self, agent: int, sent: Sent) -> None:
         """Note an update or a pack as it leaves its agent, whether it arrives or not."""
         self.packs.sent(agent, sent.method, sent.target, sent.body)
         self.sums_sent.sent(agent, sent)
-        found = _ROUND.search(sent.target)
-        if sent.method != "PUT" or found is None or found.group(2) != "update":
+        match = _ROUND.search(sent.target)
+        if sent.method != "PUT" or match is None or match.group(2) != "update":
             return
         body = sent.body
-        digest, number = digest_of(body), int(found.group(1))
+        digest, number = digest_of(body), int(match.group(1))
         if digest not in self._updates:
             self._updates[digest] = body
             self.meaning.sent(agent, number, body)
@@ -155,91 +155,93 @@ class Oracle:
     def _refers_to_another(self, agent: int, number: int, first: str, body: bytes) -> bool:
         """Whether a body is another as the coordinator did not hold what the first was the difference to."""
         rank = self._world.plan.rank
-        before, now = (read_body(one, rank).recipe for one in (self._updates[first], body))
+        before, now = (read_body(update, rank).recipe for update in (self._updates[first], body))
         is_another = before is not None and (now is None or now.against != before.against)
         return is_another and (self._client_of(agent), number) in self._mismatched
 
     def _client_of(self, agent: int) -> str | None:
-        return next((one for one, index in self._world.index_of_clients().items() if index == agent), None)
+        return next(
+            (client_id for client_id, index in self._world.index_of_clients().items() if index == agent), None
+        )
 
-    def answered(self, asked: Asked, answer: Answer) -> None:
+    def answered(self, request: Asked, answer: Answer) -> None:
         """Check an answer as it leaves a replica."""
         if answer.status in _OURS:
-            self._world.violated("requests do not fail for no reason", f"{asked.method} {asked.path}")
-        client = self.ledger.client_of(asked.key) if asked.key else None
+            self._world.violated("requests do not fail for no reason", f"{request.method} {request.path}")
+        client = self.ledger.client_of(request.key) if request.key else None
         if answer.is_half:
             self._world.count("replies ended")
-            if asked.key is None or (client not in self.revoked and not self._is_over(asked.key)):
-                self._world.violated("replies end for who was shut out only", f"{asked.path} of {client}")
+            if request.key is None or (client not in self.revoked and not self._is_over(request.key)):
+                self._world.violated("replies end for who was shut out only", f"{request.path} of {client}")
             return
-        self.packs.answered(asked, answer)
-        found = _ROUND.search(asked.path)
-        if answer.status == _MISMATCH and found is not None and client is not None:
-            self._mismatched.add((client, int(found.group(1))))
+        self.packs.answered(request, answer)
+        match = _ROUND.search(request.path)
+        if answer.status == _MISMATCH and match is not None and client is not None:
+            self._mismatched.add((client, int(match.group(1))))
             self._world.count("references mismatched")
         if client is not None:
-            self.thinned.answered(client, asked, answer)
+            self.thinned.answered(client, request, answer)
         if not 200 <= answer.status < 300:
             return
         self._world.count("answers")
-        if asked.path.partition("?")[0] in _PUBLIC:
+        if request.path.partition("?")[0] in _PUBLIC:
             return
-        if asked.was_revoked:
+        if request.was_revoked:
             self._world.violated(
-                "I6", f"{client} was answered {asked.method} {asked.path} after it was revoked"
+                "I6", f"{client} was answered {request.method} {request.path} after it was revoked"
             )
-        if asked.was_over:
+        if request.was_over:
             self._world.violated(
-                "a key that is over is nobody's", f"{client} was answered {asked.path} with it"
+                "a key that is over is nobody's", f"{client} was answered {request.path} with it"
             )
-        if asked.path == "/v1/enrolments":
-            self._enrolled(asked)
-        if asked.path == "/v1/me/key" and asked.key is not None and self._world.plan.at_once:
-            self._over.add(asked.key)
-        if client is None or asked.key is None:
+        if request.path == "/v1/enrolments":
+            self._enrolled(request)
+        if request.path == "/v1/me/key" and request.key is not None and self._world.plan.at_once:
+            self._over.add(request.key)
+        if client is None or request.key is None:
             return
-        if asked.nonce is not None and (asked.method != "GET" or asked.path.endswith("/weights")):
-            if (asked.key, asked.nonce) in self._nonces:
-                self._world.violated("a signed request counts once", f"{asked.path} was answered twice")
-            self._nonces.add((asked.key, asked.nonce))
-        if answer.status == _NOTHING and asked.path.endswith("/rounds/current"):
-            self._was_told(client, asked)
-        self._is_its_own(client, asked, answer)
-        self._is_the_same(client, asked, answer)
+        if request.nonce is not None and (request.method != "GET" or request.path.endswith("/weights")):
+            if (request.key, request.nonce) in self._nonces:
+                self._world.violated("a signed request counts once", f"{request.path} was answered twice")
+            self._nonces.add((request.key, request.nonce))
+        if answer.status == _NOTHING and request.path.endswith("/rounds/current"):
+            self._was_told(client, request)
+        self._is_its_own(client, request, answer)
+        self._is_the_same(client, request, answer)
 
-    def _enrolled(self, asked: Asked) -> None:
-        said = json.loads(asked.body)
-        if self._tokens.setdefault(said["token"], said["public_key"]) != said["public_key"]:
+    def _enrolled(self, request: Asked) -> None:
+        enrolment = json.loads(request.body)
+        if self._tokens.setdefault(enrolment["token"], enrolment["public_key"]) != enrolment["public_key"]:
             self._world.violated("I5", "two keys became members with one token")
 
-    def _was_told(self, client: str, asked: Asked) -> None:
+    def _was_told(self, client: str, request: Asked) -> None:
         """I17: who waits for a round hears of it soon, whichever replica opened it."""
         number = self.ledger.awaits(client)
         if not self._world.rates.is_prompt or self._world.plan.pause or number is None:
             return
         opened = self.ledger.opened[number]
-        if asked.at < opened < self._world.scheduler.now - _SOON_SECONDS:
+        if request.at < opened < self._world.scheduler.now - _SOON_SECONDS:
             self._world.violated("I17", f"{client} waited and was not told of round {number}")
 
-    def _is_its_own(self, client: str, asked: Asked, answer: Answer) -> None:
-        about = _ABOUT.search(asked.path)
-        if (about and about.group(1) != client) or asked.path.endswith("/clients"):
-            self._world.violated("I11", f"{client} was answered {asked.method} {asked.path}")
-        if asked.path.endswith("/weights") and answer.status == 200:
+    def _is_its_own(self, client: str, request: Asked, answer: Answer) -> None:
+        about = _ABOUT.search(request.path)
+        if (about and about.group(1) != client) or request.path.endswith("/clients"):
+            self._world.violated("I11", f"{client} was answered {request.method} {request.path}")
+        if request.path.endswith("/weights") and answer.status == 200:
             owner = _owner(bytes(answer.body))
-            if owner != client and not (owner == "" and "against=" in asked.accept):
+            if owner != client and not (owner == "" and "against=" in request.accept):
                 self._world.violated("I11", f"{client} was served {owner}'s weights")
 
-    def _is_the_same(self, client: str, asked: Asked, answer: Answer) -> None:
-        found = _ROUND.search(asked.path)
-        if found is None or found.group(2) not in _REPEATABLE or answer.status == 206:
+    def _is_the_same(self, client: str, request: Asked, answer: Answer) -> None:
+        match = _ROUND.search(request.path)
+        if match is None or match.group(2) not in _REPEATABLE or answer.status == 206:
             return
-        number, what = int(found.group(1)), found.group(2)
+        number, kind = int(match.group(1)), match.group(2)
         body = bytes(answer.body)
-        asking = digest_of(asked.body) if what == "update" else asked.accept
-        if self._said.setdefault((client, asked.path, asking), body) != body:
-            self._world.violated("I10" if what != "weights" else "I3", f"{asked.path} of {client} changed")
-        if what == "update":
+        asking = digest_of(request.body) if kind == "update" else request.accept
+        if self._said.setdefault((client, request.path, asking), body) != body:
+            self._world.violated("I10" if kind != "weights" else "I3", f"{request.path} of {client} changed")
+        if kind == "update":
             digest = json.loads(body)["digest"]
             if digest != asking:
                 self._world.violated("I10", f"{client} got a receipt for other bytes")
@@ -260,7 +262,7 @@ class Oracle:
         """Check what must be true when no fault is left."""
         world = self._world
         if not is_over:
-            waiting = sorted({one.name.partition(".")[0] for one in world.agents} - world.done)
+            waiting = sorted({agent.name.partition(".")[0] for agent in world.agents} - world.done)
             world.violated("I12", f"still waiting for {waiting or 'the operator'}")
             world.scheduler.raise_failure()
         database = world.replicas[0].database

@@ -100,9 +100,9 @@ def _pivot_pack(pivot: Any, *args: Any, **_: Any) -> Pack:
     return made_here
 
 
-def _aligned_pack(ours: Any, _: Any, of_pivot: Pack, *args: Any, **__: Any) -> Pack:
+def _aligned_pack(base_model_here: Any, _: Any, of_pivot: Pack, *args: Any, **__: Any) -> Pack:
     *_, federation = args
-    made_here: Pack = ours.build(federation, of_pivot)
+    made_here: Pack = base_model_here.build(federation, of_pivot)
     return made_here
 
 
@@ -133,15 +133,15 @@ class Packs:
             return
         rows = connection.execute(_STORED).fetchall()
         for base_model, digest, _, payload, stored_by, _ in rows:
-            known = self._stored.setdefault(base_model, [])
-            if known and known[-1] == digest:
+            stored = self._stored.setdefault(base_model, [])
+            if stored and stored[-1] == digest:
                 continue
-            if known and known[-1] != _NONE:
+            if stored and stored[-1] != _NONE:
                 self._ended += 1
                 if stored_by is not None:
                     self._broken(f"the pack of {base_model} was replaced by a client")
-            self._world.count("packs replaced" if known else "packs stored")
-            known.append(digest)
+            self._world.count("packs replaced" if stored else "packs stored")
+            stored.append(digest)
             chunks = connection.execute(
                 "SELECT data FROM payload_chunks WHERE payload_id = ? ORDER BY begin", (payload,)
             ).fetchall()
@@ -154,48 +154,48 @@ class Packs:
 
     def _gone(self, connection: sqlite3.Connection, base_model: str) -> None:
         """See whether a pack that is not there any more ended by somebody's order."""
-        known = self._stored[base_model]
-        if known[-1] == _NONE:
+        stored = self._stored[base_model]
+        if stored[-1] == _NONE:
             return
         plan = self._world.plan
         may_end = plan.revoked or plan.packs_before or plan.replaces_pack
-        if not may_end or connection.execute(_ENDED, (base_model, known[-1])).fetchone() is None:
+        if not may_end or connection.execute(_ENDED, (base_model, stored[-1])).fetchone() is None:
             self._broken("a pack is gone")
         self._world.count("packs ended")
         self._ended += 1
         self._acknowledged.pop(base_model, None)
-        known.append(_NONE)
+        stored.append(_NONE)
 
     def sent(self, agent: int, method: str, target: str, body: bytes) -> None:
         """Note a pack as it leaves its agent: after a restart it is the one that was made before."""
-        found = _PATH.search(target)
-        if method != "PUT" or found is None or agent >= self._world.plan.agents:
+        match = _PATH.search(target)
+        if method != "PUT" or match is None or agent >= self._world.plan.agents:
             return
         digest = digest_of(body)
-        place = (agent, found.group(1), _set_of(body), self._ended)
+        place = (agent, match.group(1), _set_of(body), self._ended)
         if self._sent.setdefault(place, digest) != digest:
-            self._broken(f"agent {agent} made two packs of {found.group(1)}")
+            self._broken(f"agent {agent} made two packs of {match.group(1)}")
 
-    def answered(self, asked: Asked, answer: Answer) -> None:
+    def answered(self, request: Asked, answer: Answer) -> None:
         """Check an answer about a pack."""
-        found = _PATH.search(asked.path)
-        if found is None:
+        match = _PATH.search(request.path)
+        if match is None:
             return
-        base_model = found.group(1)
-        known = self._stored.get(base_model, [])
-        if asked.method == "PUT":
+        base_model = match.group(1)
+        stored = self._stored.get(base_model, [])
+        if request.method == "PUT":
             if answer.status == 409:
                 self._world.count("packs refused")
             if answer.status in (200, 201):
-                digest = digest_of(asked.body)
-                if known[-1:] == [digest]:  # else it has ended while the answer was on its way
+                digest = digest_of(request.body)
+                if stored[-1:] == [digest]:  # else it has ended while the answer was on its way
                     self._acknowledged.setdefault(base_model, self._world.scheduler.now)
-                if digest not in known or json.loads(bytes(answer.body))["digest"] != digest:
+                if digest not in stored or json.loads(bytes(answer.body))["digest"] != digest:
                     self._broken(f"another pack of {base_model} was acknowledged than is stored")
-        elif answer.status == 404 and asked.at > self._acknowledged.get(base_model, asked.at):
+        elif answer.status == 404 and request.at > self._acknowledged.get(base_model, request.at):
             self._broken(f"the pack of {base_model} was acknowledged and is not there")
         elif answer.status == 200:
-            possible = known if self._ended else known[-1:]
+            possible = stored if self._ended else stored[-1:]
             if digest_of(bytes(answer.body)) not in possible:
                 self._broken(f"another pack of {base_model} was served than is stored")
 
@@ -212,15 +212,15 @@ class Packs:
     def settle(self) -> None:
         """Check that all agents have the pack that is stored."""
         for agent in self._world.agents:
-            for kept in sorted(agent.folder.glob(f"*/{PACK}")):
+            for path in sorted(agent.folder.glob(f"*/{PACK}")):
                 base_model = base_model_of(self._world.plan, agent.index)
-                known = self._stored.get(base_model, [])
+                stored = self._stored.get(base_model, [])
                 # Who takes part in no later round does not hear that its pack ended.
-                if digest_of(kept.read_bytes()) not in (known if self._ended else known[-1:]):
+                if digest_of(path.read_bytes()) not in (stored if self._ended else stored[-1:]):
                     self._broken(f"{agent.name} has another pack of {base_model} than is stored")
 
-    def _broken(self, what: str) -> None:
-        self._world.violated("I18", what)
+    def _broken(self, event: str) -> None:
+        self._world.violated("I18", event)
 
 
 def _set_of(body: bytes) -> str:

@@ -118,17 +118,17 @@ class Operator(Process):
         self._was_notified.wait(60.0)
         if world.plan.revoked_while == "ready":  # soon after it was ready, when others are waited for
             world.scheduler.sleep(world.scheduler.dice.uniform(0.2, 3.0))
-        there = [agent.client for agent in world.agents if agent.client and not agent.thief]
-        client = self._last_client or (world.scheduler.dice.choice(there) if there else None)
+        members = [agent.client for agent in world.agents if agent.client and not agent.thief]
+        client = self._last_client or (world.scheduler.dice.choice(members) if members else None)
         if client is not None:
             self._ask("DELETE", f"/v1/federations/{self.federation}/clients/{client}")
 
     def _rotate_a_members_key(self) -> None:
         """Have somebody stop its agent, replace the key, and start it again."""
         world = self._world
-        there = [agent for agent in world.agents if agent.alive and agent.client and not agent.thief]
-        if there:
-            world.stop_to_replace_key(world.scheduler.dice.choice(there))
+        members = [agent for agent in world.agents if agent.alive and agent.client and not agent.thief]
+        if members:
+            world.stop_to_replace_key(world.scheduler.dice.choice(members))
 
     def _pause(self) -> None:
         self._ask("POST", f"/v1/federations/{self.federation}/pause")
@@ -209,11 +209,11 @@ class TwoMouthed(_Member):
 
     def _pack(self, agent: Agent) -> str | None:
         """Name the pack that its agent has, or one that there is not."""
-        kept = next(agent.folder.glob(f"*/{PACK}"), None)
-        if kept is None:
+        path = next(agent.folder.glob(f"*/{PACK}"), None)
+        if path is None:
             return None
         is_known = self.world.scheduler.dice.random() < 0.5
-        return digest_of(kept.read_bytes() if is_known else b"a pack of its own")
+        return digest_of(path.read_bytes() if is_known else b"a pack of its own")
 
 
 class Curious(_Member):
@@ -225,7 +225,7 @@ class Curious(_Member):
             world.scheduler.spawn(self, lambda: self.while_it_goes_on(self._pry))
 
     def _pry(self, agent: Agent) -> None:
-        others = [one.client for one in self.world.agents if one.client and one.client != agent.client]
+        others = [peer.client for peer in self.world.agents if peer.client and peer.client != agent.client]
         if not others or agent.api is None:
             return
         dice = self.world.scheduler.dice
@@ -258,11 +258,11 @@ class Historian(_Member):
             return
         number = dice.randint(1, world.oracle.newest_round)
         federation_id = read_membership(agent.folder).federation_id
-        what = dice.choice(["weights", "adapter", "update"])
-        body = world.oracle.receipted(this, client, number) if what == "update" else None
-        if what == "weights":
+        kind = dice.choice(["weights", "adapter", "update"])
+        body = world.oracle.receipted(this, client, number) if kind == "update" else None
+        if kind == "weights":
             api.weights(federation_id, number)
-        elif what == "adapter":
+        elif kind == "adapter":
             api.call("GET", f"/v1/federations/{federation_id}/clients/{client}/adapter?round={number}")
         elif body is not None:
             api.push_update(federation_id, number, body)

@@ -71,27 +71,27 @@ def check_receivers(
             world.violated("I2", f"round {number} counted other bytes than were accepted")
 
 
-def check_joined(world: World, given: list[tuple[Any, ...]]) -> None:
+def check_joined(world: World, receivers: list[tuple[Any, ...]]) -> None:
     """Check what clients got when they joined: zeros, or the mean of the last published round's updates."""
     if world.plan.summed is not None:
-        joint.check_joined(world, given)
+        joint.check_joined(world, receivers)
         return
     last = max(world.oracle.ledger.counted, default=0)
     counted = world.oracle.ledger.counted.get(last, frozenset())
-    for row in given:
+    for row in receivers:
         values = world.oracle.ledger.given.values[row[0]]
         if values is None or not values.any():
             continue
         if not world.plan.is_exact:
             means = _means(world, last, counted)
-            if not any(np.allclose(values, one, rtol=_CLOSE, atol=_CLOSE) for one in means):
+            if not any(np.allclose(values, mean, rtol=_CLOSE, atol=_CLOSE) for mean in means):
                 world.violated("I2", f"{row[1]} was given something else than what round {last} counted")
             continue
         places = _places(world, last)
         found = {client for client, place in places.items() if values[place] != 0}
         share = 1 / len(found) if found else 0.0
-        other = np.delete(values[:-NOISE], [places[client] for client in found])
-        if not found <= counted or other.any():
+        remainder = np.delete(values[:-NOISE], [places[client] for client in found])
+        if not found <= counted or remainder.any():
             world.violated("I2", f"{row[1]} was given something else than what round {last} counted")
         elif any(abs(values[places[client]] - share) > _CLOSE for client in found):
             world.violated("I2", f"{row[1]} was given unequal shares")
@@ -115,8 +115,8 @@ def read_weights(
 def _means(world: World, number: int, counted: frozenset[str]) -> Iterator[NDArray[np.float32]]:
     """Return the mean of all counted clients, and means without one or two that were revoked meanwhile."""
     for size in range(len(counted), max(0, len(counted) - 3), -1):
-        for some in combinations(sorted(counted), size):
-            yield _mean(world, number, some)
+        for subset in combinations(sorted(counted), size):
+            yield _mean(world, number, subset)
 
 
 def _places(world: World, number: int) -> dict[str, int]:
@@ -136,11 +136,13 @@ def _who_is_wrong(
     world: World, number: int, counted: frozenset[str], values: NDArray[np.float32], close: float
 ) -> list[str]:
     """Return the clients that were counted wrongly, left out, or counted twice."""
-    told = []
+    descriptions = []
     share = 1 / len(counted) if counted else 0.0
-    for one in range(1, world.oracle.newest_round + 1):
-        for client, place in _places(world, one).items():
-            wanted = share if one == number and client in counted else 0.0
-            if abs(values[place] - wanted) > close:
-                told.append(f"{client} of round {one} {values[place]:.3f} times, not {wanted:.3f}")
-    return told
+    for round_number in range(1, world.oracle.newest_round + 1):
+        for client, place in _places(world, round_number).items():
+            expected = share if round_number == number and client in counted else 0.0
+            if abs(values[place] - expected) > close:
+                descriptions.append(
+                    f"{client} of round {round_number} {values[place]:.3f} times, not {expected:.3f}"
+                )
+    return descriptions

@@ -53,7 +53,7 @@ def answers_before_the_commit(
     body.file.seek(0)
     content = body.file.read()
     alone = GroupCommit(max_leaders=1, max_batch=1)
-    told: CommitResult = deliver(_Rehearsal(database), expected, body, alone)
+    result: CommitResult = deliver(_Rehearsal(database), expected, body, alone)
     world = database.host
 
     def keep() -> None:
@@ -62,9 +62,9 @@ def answers_before_the_commit(
             again = ReceivedBody(copy, body.digest, body.bytes, body.encoding)
             deliver(database, expected, again, alone)
 
-    if told.is_new:
+    if result.is_new:
         world.scheduler.spawn(world.scheduler.current().process, keep, delay=0.2)
-    return told
+    return result
 
 
 @replaces(routes, "ingest_update", lambda plan, _: plan.two_mouthed)
@@ -107,8 +107,12 @@ def keeps_only_the_first_of_several(
     (kept,) = commit.commit_updates(database, updates[:1])
     others = [
         kept.receipt.model_copy(
-            update={"digest": one.received.digest, "bytes": one.received.size, "client": one.member.client_id}
+            update={
+                "digest": update.received.digest,
+                "bytes": update.received.size,
+                "client": update.member.client_id,
+            }
         )
-        for one in updates[1:]
+        for update in updates[1:]
     ]
     return [kept, *(CommitResult(receipt, is_new=True) for receipt in others)]

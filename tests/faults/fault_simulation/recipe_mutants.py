@@ -55,8 +55,8 @@ def _liars_name_packs(plan: Plan, rates: FaultRates) -> bool:
 def _stored(folder: RoundFolder, layout: Layout) -> Any:
     """Read what an update lost, whichever update that was."""
     expected = slots(layout)
-    with unpack(folder.read(RESIDUAL), encoding=None, expected=expected, max_bytes=2**24) as kept:
-        return {name: kept.read_float32(name) for name in layout}
+    with unpack(folder.read(RESIDUAL), encoding=None, expected=expected, max_bytes=2**24) as body:
+        return {name: body.read_float32(name) for name in layout}
 
 
 @replaces(encode_update, "_with_residual", _packing_is_cut_short)
@@ -121,6 +121,6 @@ omits("replaces packs that are in use", packs, "require_replaceable", packs_are_
 
 
 @replaces(validation, "check_address", _liars_name_packs)
-def counts_what_was_learnt_under_any_pack(check: Any, manifest: Any, wanted: Any, **facts: Any) -> None:
+def counts_what_was_learnt_under_any_pack(check: Any, manifest: Any, expected: Any, **facts: Any) -> None:
     """What an update says of its pack is not compared with the pack that is stored."""
-    check(manifest, replace(wanted, pack=manifest.pack), **facts)
+    check(manifest, replace(expected, pack=manifest.pack), **facts)

@@ -103,10 +103,10 @@ class _Crowded(GroupCommit):
             scheduler.sleep(scheduler.dice.uniform(0.0, _CROWD_SECONDS))
         super()._serve(name, first, partial(self._counted, do))
 
-    def _counted(self, do: Callable[[Sequence[Any]], Sequence[Any]], some: Sequence[Any]) -> Sequence[Any]:
-        if len(some) > 1:
+    def _counted(self, do: Callable[[Sequence[Any]], Sequence[Any]], items: Sequence[Any]) -> Sequence[Any]:
+        if len(items) > 1:
             self._world.count("updates kept together")
-        return do(some)
+        return do(items)
 
 
 class Replica(Process):

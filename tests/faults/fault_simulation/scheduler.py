@@ -22,8 +22,8 @@ class Killed(BaseException):
 class Violation(Exception):
     """Something that must never happen did; the name says which promise was broken."""
 
-    def __init__(self, promise: str, what: str) -> None:
-        super().__init__(f"{promise}: {what}")
+    def __init__(self, promise: str, event: str) -> None:
+        super().__init__(f"{promise}: {event}")
         self.promise = promise
 
 
@@ -164,10 +164,10 @@ class Scheduler:
 
     def say(self, line: str) -> None:
         """Add a line to the trace."""
-        told = f"{self.now:.6f} {line}"
-        self._digest.update(told.encode() + b"\n")
+        entry = f"{self.now:.6f} {line}"
+        self._digest.update(entry.encode() + b"\n")
         if self.trace is not None:
-            self.trace.append(told)
+            self.trace.append(entry)
 
     @property
     def digest(self) -> str:

@@ -47,7 +47,7 @@ def summary(connection: sqlite3.Connection) -> str:
 
 def _updates(world: World, connection: sqlite3.Connection) -> None:
     """I1: what was acknowledged was counted in its round, or is listed as rejected with its round."""
-    kept = {
+    counted = {
         (client, number): (digest, reason, state)
         for client, number, digest, reason, state in connection.execute(
             "SELECT u.client_id, u.round_number, u.digest, u.reject_reason, r.state"
@@ -55,46 +55,48 @@ def _updates(world: World, connection: sqlite3.Connection) -> None:
         )
     }
     for (client, number), digest in sorted(world.oracle.acknowledged.items()):
-        found = kept.get((client, number))
-        if found is None or found[0] != digest:
+        row = counted.get((client, number))
+        if row is None or row[0] != digest:
             world.violated("I1", f"the update of {client} in round {number} was acknowledged and is lost")
             continue
         is_counted = client in world.oracle.ledger.counted.get(number, ())
-        is_voided = found[1] == PACK_ENDED  # counted in its round, and not carried over into later ones
-        if found[2] == "published" and not (is_counted and (found[1] is None or is_voided)):
+        is_voided = row[1] == PACK_ENDED  # counted in its round, and not carried over into later ones
+        if row[2] == "published" and not (is_counted and (row[1] is None or is_voided)):
             world.violated("I1", f"the update of {client} in round {number} was not counted")
-        if found[2] == "abandoned" and found[1] is None:
+        if row[2] == "abandoned" and row[1] is None:
             world.violated("I1", f"round {number} was abandoned, the update of {client} is not rejected")
 
 
 def _weights(world: World, connection: sqlite3.Connection) -> None:
     """I3: what was given is what it was; of old rounds it may be thinned out (I19)."""
     now = {row[0]: row for row in connection.execute(ROWS)}
-    given = world.oracle.ledger.given.rows
-    kept = {place: row for place, row in now.items() if row[3] is not None or world.plan.keep_rounds is None}
-    said = {place: (*row[:3], *row[5:]) for place, row in given.items()}
-    is_same = all(row == given.get(place) for place, row in kept.items())
-    if not is_same or {place: (*row[:3], *row[5:]) for place, row in now.items()} != said:
+    ledger_rows = world.oracle.ledger.given.rows
+    remaining = {
+        place: row for place, row in now.items() if row[3] is not None or world.plan.keep_rounds is None
+    }
+    as_served = {place: (*row[:3], *row[5:]) for place, row in ledger_rows.items()}
+    is_same = all(row == ledger_rows.get(place) for place, row in remaining.items())
+    if not is_same or {place: (*row[:3], *row[5:]) for place, row in now.items()} != as_served:
         world.violated("I3", "weights were changed or removed after they were given")
-    for row in kept.values():
+    for row in remaining.values():
         published.read_weights(world, connection, row)
 
 
 def _payloads(world: World, connection: sqlite3.Connection) -> None:
     """I7 and I8: what is referred to is there and whole, and nothing else is there."""
-    there = dict(connection.execute("SELECT id, digest FROM payloads").fetchall())
+    digests = dict(connection.execute("SELECT id, digest FROM payloads").fetchall())
     needed = {payload for (payload,) in connection.execute(_REFERENCES)} - {None}  # thinned out
-    if needed - there.keys():
-        world.violated("I7", f"payloads {sorted(needed - there.keys())} are missing")
-    if there.keys() - needed:
-        world.violated("I8", f"nobody needs payloads {sorted(there.keys() - needed)}")
-    for payload, digest in sorted(there.items()):
-        seen = sha256()
+    if needed - digests.keys():
+        world.violated("I7", f"payloads {sorted(needed - digests.keys())} are missing")
+    if digests.keys() - needed:
+        world.violated("I8", f"nobody needs payloads {sorted(digests.keys() - needed)}")
+    for payload, digest in sorted(digests.items()):
+        checksum = sha256()
         for (data,) in connection.execute(
             "SELECT data FROM payload_chunks WHERE payload_id = ? ORDER BY begin", (payload,)
         ):
-            seen.update(data)
-        if digest != f"sha256:{seen.hexdigest()}":
+            checksum.update(data)
+        if digest != f"sha256:{checksum.hexdigest()}":
             world.violated("I7", f"payload {payload} is not what its digest says")
     (loose,) = connection.execute(
         "SELECT count(*) FROM payload_chunks WHERE payload_id NOT IN (SELECT id FROM payloads)"
@@ -116,7 +118,7 @@ def _members(world: World, connection: sqlite3.Connection) -> None:
 def _chains(world: World, connection: sqlite3.Connection) -> None:
     """I4: manifests, roster, audit and events go on without a gap."""
     last: dict[str, tuple[int, str]] = {}
-    for client, number, document, told in connection.execute(
+    for client, number, document, digest in connection.execute(
         "SELECT client_id, round_number, document, hash FROM round_manifests ORDER BY client_id, round_number"
     ):
         previous = json.loads(document)["previous"]
@@ -125,9 +127,11 @@ def _chains(world: World, connection: sqlite3.Connection) -> None:
             world.violated(
                 "I4", f"the manifest of {client} for round {number} does not follow the one before"
             )
-        last[client] = (number, told)
+        last[client] = (number, digest)
     for table, column in (("roster", "version"), ("audit", "number")):
-        numbers = [one for (one,) in connection.execute(f"SELECT {column} FROM {table} ORDER BY {column}")]
+        numbers = [
+            value for (value,) in connection.execute(f"SELECT {column} FROM {table} ORDER BY {column}")
+        ]
         if numbers != list(range(1, len(numbers) + 1)):
             world.violated("I4", f"{table} has gaps")
     for federation_id, counted, newest in connection.execute(

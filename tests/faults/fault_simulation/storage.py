@@ -56,10 +56,10 @@ def workplace() -> Path:
 def template() -> bytes:
     """The bytes of a migrated database that knows its coordinator and nothing else."""
     file = workplace() / "template.db"
-    made = Database(f"sqlite:///{file}")
-    migrate.upgrade(made)
-    server_key.load(made, _signing_key())
-    made.close()
+    database = Database(f"sqlite:///{file}")
+    migrate.upgrade(database)
+    server_key.load(database, _signing_key())
+    database.close()
     with closing(sqlite3.connect(file)) as connection:
         connection.execute("PRAGMA journal_mode=DELETE")  # a log of writes would outlive the file's contents
     return file.read_bytes()
@@ -93,13 +93,13 @@ def begin_anew() -> None:
     if file.with_name("tessera.db-wal").exists():
         raise RuntimeError("what the schedule before wrote lies beside the database")
     empty = bytearray(template())
-    with file.open("r+b" if file.exists() else "w+b") as there:
-        changes = int.from_bytes(there.read(_CHANGES.stop)[_CHANGES]) + 1
+    with file.open("r+b" if file.exists() else "w+b") as target:
+        changes = int.from_bytes(target.read(_CHANGES.stop)[_CHANGES]) + 1
         for place in (_CHANGES, _CHANGES_WHEN_SIZED):
             empty[place] = changes.to_bytes(4)
-        there.seek(0)
-        there.write(empty)
-        there.truncate()
+        target.seek(0)
+        target.write(empty)
+        target.truncate()
 
 
 def observer() -> sqlite3.Connection:

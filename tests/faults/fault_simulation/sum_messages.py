@@ -68,10 +68,10 @@ class SumsSent:
 
     def sent(self, agent: int, sent: Sent) -> None:
         """Note a message that leaves its agent."""
-        found = _STEP.search(sent.target)
-        if sent.method != "PUT" or found is None:
+        match = _STEP.search(sent.target)
+        if sent.method != "PUT" or match is None:
             return
-        number, session, step = (int(one) for one in found.groups())
+        number, session, step = (int(text) for text in match.groups())
         place, body = (agent, number, session), sent.body
         row = self._world.oracle.sums.session(number, session)
         if row is None:
@@ -89,9 +89,12 @@ class SumsSent:
     def _unmasks(self, place: Place, terms: SumTerms, body: bytes) -> None:
         agent, number, session = place
         others = [
-            one
-            for one, steps in self._bodies.items()
-            if one[:2] == place[:2] and _UNMASK in steps and one != place and self._kind(one) == terms.kind
+            place_sent
+            for place_sent, steps in self._bodies.items()
+            if place_sent[:2] == place[:2]
+            and _UNMASK in steps
+            and place_sent != place
+            and self._kind(place_sent) == terms.kind
         ]
         if others:
             self._broken(
@@ -129,17 +132,17 @@ class SumsSent:
                     digests = sharing_digest(sharing), masked_digest(sorted(masked))
                     are_signed = all(
                         are_sets_signed(
-                            terms_hash(terms), *digests, one, public_key(terms.members[position].key)
+                            terms_hash(terms), *digests, answer, public_key(terms.members[position].key)
                         )
-                        for position, one in zip(third.members, third.answers, strict=True)
+                        for position, answer in zip(third.members, third.answers, strict=True)
                     )
-                    who = set(third.members)
+                    members = set(third.members)
                     yield (
                         is_large
                         and own in masked
                         and masked <= sharing.keys()
-                        and who <= masked
-                        and len(who) >= terms.threshold
+                        and members <= masked
+                        and len(members) >= terms.threshold
                         and are_signed
                         and self._world.oracle.sums.counts.allows(place[1], terms, len(masked))
                     )
@@ -164,38 +167,40 @@ class SumsSent:
             if not is_count(values, row.terms):
                 self._broken("I21", f"agent {agent} counts itself by something else than 0 and 1")
             self._world.oracle.bank.counts_itself(agent, number, row.terms, values)
-        elif not any(self._is_learnt(row, values, one) for one in self._changes(agent, number)):
+        elif not any(self._is_learnt(row, values, candidate) for candidate in self._changes(agent, number)):
             self._broken("I21", f"the input of agent {agent} is not what it learnt in round {number}")
 
     def _is_learnt(self, row: Summed, values: NDArray[np.int64], change: NDArray[np.float64]) -> bool:
         drawn = self._world.plan.summed
         weight = 1.0 if drawn is None or drawn.weigh_up_to is None else 10 / drawn.weigh_up_to
         step = row.terms.segments[0].clip * CLIP_UNIT / (2 ** (row.terms.bits - 1) - 1)
-        told = values[: len(change)] * step
-        return bool(np.allclose(told, np.clip(change * weight, -CLIP, CLIP), rtol=0.0, atol=1.01 * step))
+        encoded_change = values[: len(change)] * step
+        return bool(
+            np.allclose(encoded_change, np.clip(change * weight, -CLIP, CLIP), rtol=0.0, atol=1.01 * step)
+        )
 
     def _changes(self, agent: int, number: int) -> Iterator[NDArray[np.float64]]:
         meaning = self._world.oracle.meaning
-        for learnt, start in reversed(meaning.attempts(agent, number)):
-            yield learnt.astype(np.float64) - start
+        for trained, start in reversed(meaning.attempts(agent, number)):
+            yield trained.astype(np.float64) - start
 
     # What agents are told.
 
     def record(self, agent: int, sent: Sent, answer: Answer) -> None:
         """Note an answer on its way to an agent; a coordinator that lies has changed it by then."""
-        found = _STEP.search(sent.target)
-        if sent.method != "GET" or found is None or answer.status != 200:
+        match = _STEP.search(sent.target)
+        if sent.method != "GET" or match is None or answer.status != 200:
             return
-        number, session, step = (int(one) for one in found.groups())
+        number, session, step = (int(text) for text in match.groups())
         self._told[(agent, number, session), step].append(bytes(answer.body))
 
     def lie(self, sent: Sent, answer: Answer, dice: random.Random) -> None:
         """Change an answer now and then, as a coordinator would that wants inputs opened."""
-        found, drawn = _STEP.search(sent.target), self._world.plan.summed
-        if sent.method != "GET" or found is None or answer.status != 200 or drawn is None:
+        match, drawn = _STEP.search(sent.target), self._world.plan.summed
+        if sent.method != "GET" or match is None or answer.status != 200 or drawn is None:
             return
-        row = self._world.oracle.sums.session(int(found.group(1)), int(found.group(2)))
-        change = {_MASKED: _too_few, _CONFIRM: dice.choice([_too_few, _forged])}.get(int(found.group(3)))
+        row = self._world.oracle.sums.session(int(match.group(1)), int(match.group(2)))
+        change = {_MASKED: _too_few, _CONFIRM: dice.choice([_too_few, _forged])}.get(int(match.group(3)))
         if row is None or change is None or self._lies == MOST_LIES or dice.random() >= drawn.lies:
             return
         self._lies += 1
@@ -207,18 +212,18 @@ class SumsSent:
         ]
         self._world.count("lies told")
 
-    def _broken(self, promise: str, what: str) -> None:
-        self._world.violated(promise, what)
+    def _broken(self, promise: str, event: str) -> None:
+        self._world.violated(promise, event)
 
 
-def _too_few(told: dict[str, list[Any]], row: Summed) -> dict[str, list[Any]]:
+def _too_few(answer: dict[str, list[Any]], row: Summed) -> dict[str, list[Any]]:
     """Report one member fewer than needed."""
-    return {name: values[: row.terms.threshold - 1] for name, values in told.items()}
+    return {name: values[: row.terms.threshold - 1] for name, values in answer.items()}
 
 
-def _forged(told: dict[str, list[Any]], _: Summed) -> dict[str, list[Any]]:
+def _forged(answer: dict[str, list[Any]], _: Summed) -> dict[str, list[Any]]:
     """Pass one member's confirmation off as another's."""
-    return {**told, "answers": [told["answers"][1], *told["answers"][1:]]}
+    return {**answer, "answers": [answer["answers"][1], *answer["answers"][1:]]}
 
 
 Change = Callable[[dict[str, list[Any]], Summed], dict[str, list[Any]]]

@@ -64,8 +64,8 @@ def closes_phases_twice() -> Iterator[None]:
     def drive(database: Any, key: Any) -> bool:
         with database.read() as session:
             now = sessions.database_time(session)
-            seen = store.summing(session)
-            due = [pair for pair in seen if sessions._is_due(session, pair[1], now)]
+            before = store.summing(session)
+            due = [pair for pair in before if sessions._is_due(session, pair[1], now)]
             session.expunge_all()
         for row, summed in due:
             with database.write() as session:
@@ -107,10 +107,10 @@ def sums_with_the_revoked() -> Iterator[None]:
             .join(ParticipationRow, ParticipationRow.client_id == ClientRow.id)
             .where(ParticipationRow.round_id == round_id, ParticipationRow.state == "ready")
         )
-        found = session.execute(query.order_by(ParticipationRow.ready_at, ClientRow.id))
+        result = session.execute(query.order_by(ParticipationRow.ready_at, ClientRow.id))
         return [
             new_terms.ReadyClient(client, model, new_terms.Profile.model_validate(profile))
-            for client, model, profile in found
+            for client, model, profile in result
             if client not in but
         ]
 
@@ -146,13 +146,13 @@ def commits_totals_without_its_lease() -> Iterator[None]:
 @mutant(_workers_compete)
 @contextmanager
 def takes_leases_of_sums_that_are_alive() -> Iterator[None]:
-    anyone = or_(SumSessionRow.id > 0, SumSessionRow.lease_expires_at <= bindparam("now"))
-    everything = (
+    any_lease = or_(SumSessionRow.id > 0, SumSessionRow.lease_expires_at <= bindparam("now"))
+    conditions = (
         select(SumSessionRow.id, RoundRow.federation_id, RoundRow.number)
         .join(RoundRow, RoundRow.id == SumSessionRow.round_id)
-        .where(SumSessionRow.state == store.OPENING, anyone)
+        .where(SumSessionRow.state == store.OPENING, any_lease)
     )
-    with patch.object(leases, "_IS_FREE", anyone), patch.object(leases, "_FREE", everything):
+    with patch.object(leases, "_IS_FREE", any_lease), patch.object(leases, "_FREE", conditions):
         yield
 
 

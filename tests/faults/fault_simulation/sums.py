@@ -45,8 +45,8 @@ class Sums:
 
     def session(self, round_number: int, number: int) -> Summed | None:
         """Return a session by its round and number."""
-        found = [one for one in self.sessions.values() if (one.round, one.number) == (round_number, number)]
-        return found[0] if found else None
+        matches = [one for one in self.sessions.values() if (one.round, one.number) == (round_number, number)]
+        return matches[0] if matches else None
 
     def look(self, connection: sqlite3.Connection, actor: str) -> None:
         """See what a commit has changed."""
@@ -59,7 +59,7 @@ class Sums:
             self._look_at_messages(connection, messages)
         if rows != self._rows:
             self._rows = rows
-            for row in (Summed(*found) for found in rows):
+            for row in (Summed(*columns) for columns in rows):
                 before = self.sessions.get(row.id)
                 if before != row:
                     self._look_at_session(connection, before, row, actor)
@@ -134,10 +134,12 @@ class Sums:
             self._moved(connection, before, row, actor)
 
     def _opened(self, connection: sqlite3.Connection, row: Summed) -> None:
-        earlier = [one for one in self.sessions.values() if one.round_id == row.round_id]
-        if row.number != len(earlier) + 1 or any(one.state not in ENDED for one in self._others(row)):
+        earlier = [session for session in self.sessions.values() if session.round_id == row.round_id]
+        if row.number != len(earlier) + 1 or any(session.state not in ENDED for session in self._others(row)):
             self._broken("I4", f"session {row.number} was opened before the one before had ended")
-        enrolled = {one for (one,) in connection.execute("SELECT id FROM clients WHERE state = 'enrolled'")}
+        enrolled = {
+            session for (session,) in connection.execute("SELECT id FROM clients WHERE state = 'enrolled'")
+        }
         spent = set(
             connection.execute(
                 "SELECT m.client_id FROM sum_members m JOIN sum_sessions s ON s.id = m.session_id"
@@ -160,8 +162,10 @@ class Sums:
 
     def _others(self, row: Summed) -> list[Summed]:
         """Return the other sessions of a session's round as they are now."""
-        every = (Summed(*found) for found in self._rows)
-        return [one for one in every if one.round_id == row.round_id and one.id != row.id]
+        every = (Summed(*columns) for columns in self._rows)
+        return [
+            candidate for candidate in every if candidate.round_id == row.round_id and candidate.id != row.id
+        ]
 
     def _moved(self, connection: sqlite3.Connection, before: Summed, row: Summed, actor: str) -> None:
         name = f"session {row.number} of round {row.round}"
@@ -229,7 +233,7 @@ class Sums:
         if row.round in self.totals:
             self._broken("I21", f"round {row.round} has two totals, or counts after its total")
         members, terms = row.closed["masked"], row.terms
-        inputs = [self._world.oracle.sums_sent.input_of(row, row.client(one)) for one in members]
+        inputs = [self._world.oracle.sums_sent.input_of(row, row.client(position)) for position in members]
         total = np.sum(inputs, axis=0, dtype=np.int64)
         half = 2 ** (terms.modulus - 1)
         chunks = connection.execute(
@@ -242,21 +246,21 @@ class Sums:
             self.counts.taken(row, total)
             return
         self.totals[row.round], self.terms[row.round] = total, terms
-        self.counted[row.round] = frozenset(row.client(one) for one in members)
+        self.counted[row.round] = frozenset(row.client(position) for position in members)
         self._world.count(f"totals ({terms.masking})")
 
     def _steal(self, connection: sqlite3.Connection) -> None:
         """I25: look for both secrets of somebody in the whole database."""
-        held: dict[tuple[int, int], dict[str, set[int]]] = defaultdict(lambda: {"b": set(), "s": set()})
+        shares: dict[tuple[int, int], dict[str, set[int]]] = defaultdict(lambda: {"b": set(), "s": set()})
         for session_id, holder, body in connection.execute(
             "SELECT session_id, position, body FROM sum_messages WHERE step = 'unmask'"
         ):
             for owner, kind in revealed(body):
-                held[session_id, owner][kind].add(holder)
-        for (session_id, owner), holders in held.items():
+                shares[session_id, owner][kind].add(holder)
+        for (session_id, owner), holders in shares.items():
             row = self.sessions[session_id]
             if min(len(of) for of in holders.values()) >= row.terms.threshold:
                 self._broken("I25", f"a thief of the database can open the input of {row.client(owner)}")
 
-    def _broken(self, promise: str, what: str) -> None:
-        self._world.violated(promise, what)
+    def _broken(self, promise: str, event: str) -> None:
+        self._world.violated(promise, event)

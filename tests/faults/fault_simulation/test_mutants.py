@@ -13,5 +13,5 @@ from tests.faults.fault_simulation.planting import MUTANTS, Mutant
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
 def test_a_planted_fault_is_found(mutant: Mutant) -> None:
-    found = hunt(mutant)
-    assert found.outcome is not None, f"{mutant.name} lived through {MOST_TRIES} schedules"
+    outcome = hunt(mutant)
+    assert outcome.outcome is not None, f"{mutant.name} lived through {MOST_TRIES} schedules"

@@ -37,8 +37,8 @@ def test_schedules_of_faults_break_no_promise() -> None:
     facts = _counted_facts(FIRST, MANY)
     places = {fact for fact in facts if "dies at" in fact}
     assert not missing(facts)
-    wanted = {"read", "write", "commit", "committed"}
-    assert {f"replica dies at {place}" for place in wanted} <= places
+    expected = {"read", "write", "commit", "committed"}
+    assert {f"replica dies at {place}" for place in expected} <= places
     assert facts["references mismatched"]
     assert facts["packs replaced"]
     assert facts["packs refused"]
@@ -61,9 +61,9 @@ def test_a_seed_determines_the_schedule() -> None:
 
 @pytest.mark.long
 def test_a_seed_determines_the_schedule_across_processes() -> None:
-    told = [_replay_output(hashing) for hashing in ("1", "2")]
-    assert told[0] == told[1]
-    assert run_schedule(3).digest in told[0]
+    outputs = [_replay_output(hashing) for hashing in ("1", "2")]
+    assert outputs[0] == outputs[1]
+    assert run_schedule(3).digest in outputs[0]
 
 
 @pytest.mark.slow
@@ -84,8 +84,8 @@ def _replay_output(hashing: str) -> str:
 @pytest.mark.slow
 def test_worker_processes_run_the_same_schedules() -> None:
     with workers(2) as pool:
-        told = [outcome.digest for outcome in schedules_by(pool, 3, 2)]
-    assert told == [run_schedule(3).digest, run_schedule(4).digest]
+        digests = [outcome.digest for outcome in schedules_by(pool, 3, 2)]
+    assert digests == [run_schedule(3).digest, run_schedule(4).digest]
 
 
 @pytest.mark.slow

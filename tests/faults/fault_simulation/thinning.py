@@ -43,7 +43,7 @@ class Thinned:
 
     def __init__(self, world: World) -> None:
         self._world = world
-        self._forgotten: dict[str, set[Place]] = {what: set() for what in _FORGOTTEN}
+        self._forgotten: dict[str, set[Place]] = {kind: set() for kind in _FORGOTTEN}
         self._coded: set[tuple[str, int, str]] = set()
         self._rejected: set[Place] = set()
         self._rounds: set[int] = set()
@@ -53,33 +53,33 @@ class Thinned:
         if self._world.plan.keep_rounds is None:
             return
         self._rejected = set(connection.execute(_REJECTED).fetchall())
-        for what, query in _FORGOTTEN.items():
-            before, now = self._forgotten[what], set(connection.execute(query).fetchall())
+        for kind, query in _FORGOTTEN.items():
+            before, now = self._forgotten[kind], set(connection.execute(query).fetchall())
             if now == before:
                 continue
-            self._forgotten[what] = now
+            self._forgotten[kind] = now
             if before - now:
-                self._broken(f"the {what} of {sorted(before - now)} came back")
-            lost = now & self._needed(what)
+                self._broken(f"the {kind} of {sorted(before - now)} came back")
+            lost = now & self._needed(kind)
             if lost:
-                self._broken(f"the {what} of {sorted(lost)} was thinned out and is needed")
+                self._broken(f"the {kind} of {sorted(lost)} was thinned out and is needed")
             for _, number in sorted(now - before):
                 self._count(number)
         coded = set(connection.execute(_CODED).fetchall())
-        lost_early = {one for one in self._coded - coded if one[1] in self._lasting_rounds()}
+        lost_early = {place for place in self._coded - coded if place[1] in self._lasting_rounds()}
         if lost_early:
             self._broken(f"what {sorted(lost_early)} were was thinned out too early")
         self._coded = coded
 
-    def answered(self, client: str, asked: Asked, answer: Answer) -> None:
+    def answered(self, client: str, request: Asked, answer: Answer) -> None:
         """Check what a client is told of its own tensors of a round."""
-        if asked.method != "GET":
+        if request.method != "GET":
             return
-        weights, adapter = _WEIGHTS.search(asked.path), _ADAPTER.search(asked.path)
+        weights, adapter = _WEIGHTS.search(request.path), _ADAPTER.search(request.path)
         if weights is not None:
-            self._told_weights(client, int(weights.group(1)), asked, answer)
+            self._told_weights(client, int(weights.group(1)), request, answer)
         elif adapter is not None and adapter.group(1) == client:
-            self._told_adapter(client, int(adapter.group(2)), asked, answer)
+            self._told_adapter(client, int(adapter.group(2)), request, answer)
 
     def settle(self, database: Database) -> None:
         """Thin out what is left to be, and check that no more is kept than the setting says."""
@@ -89,17 +89,17 @@ class Thinned:
         for _ in range(_MOST_PASSES):
             if not retention.prune_rounds(database, keep):
                 break
-        for what, forgotten in self._forgotten.items():
-            spared = self._all(what) - forgotten - self._allowed(what)
+        for kind, forgotten in self._forgotten.items():
+            spared = self._all(kind) - forgotten - self._allowed(kind)
             if spared:
-                self._broken(f"the {what} of {sorted(spared)} is kept for ever")
+                self._broken(f"the {kind} of {sorted(spared)} is kept for ever")
         if any(number < self._first_kept() for _, number, _ in self._coded):
             self._broken("what weights of old rounds were in recipes is kept for ever")
 
-    def _told_weights(self, client: str, number: int, asked: Asked, answer: Answer) -> None:
+    def _told_weights(self, client: str, number: int, request: Asked, answer: Answer) -> None:
         ledger = self._world.oracle.ledger
         row = ledger.given.to(client, number)
-        if row is None or not ledger.had_joined(client, number, asked.at):
+        if row is None or not ledger.had_joined(client, number, request.at):
             return
         if answer.status == 404:
             if (client, ledger.given.rows[row][2]) in self._needed("weights"):
@@ -107,7 +107,9 @@ class Thinned:
             self._world.count("weights not kept any more")
         headers = {name.lower() for name, _ in answer.headers}
         is_dense = answer.status == 200 and not {b"tessera-weights", b"content-encoding"} & headers
-        served = {ledger.given.rows[one][6] for one in (row, self._final(client, number)) if one is not None}
+        served = {
+            ledger.given.rows[place][6] for place in (row, self._final(client, number)) if place is not None
+        }
         if is_dense and digest_of(bytes(answer.body)) not in served:
             self._broken(f"{client} was served other weights in round {number} than it was given")
 
@@ -121,9 +123,9 @@ class Thinned:
             return None
         return ledger.given.to(client, ledger.newest_round + 1)
 
-    def _told_adapter(self, client: str, number: int, asked: Asked, answer: Answer) -> None:
+    def _told_adapter(self, client: str, number: int, request: Asked, answer: Answer) -> None:
         state = self._world.oracle.meaning.states.get((client, number))
-        if state is None or asked.at <= self._world.oracle.ledger.opened.get(number + 1, asked.at):
+        if state is None or request.at <= self._world.oracle.ledger.opened.get(number + 1, request.at):
             return
         if answer.status == 404:
             if (client, number) in self._needed("update"):
@@ -134,22 +136,24 @@ class Thinned:
             if not np.array_equal(np.frombuffer(bytes(answer.body[-size:]), "<f4"), state):
                 self._broken(f"{client} was served another update of round {number} than is kept")
 
-    def _needed(self, what: str) -> set[Place]:
+    def _needed(self, kind: str) -> set[Place]:
         """Return the clients and rounds whose tensors can still be requested."""
         rounds = self._lasting_rounds()
-        if what == "update":
-            return {(client, one) for client, one in self._all(what) if one in rounds} | self._last_counted()
+        if kind == "update":
+            return {(client, one) for client, one in self._all(kind) if one in rounds} | self._last_counted()
         return {
-            (client, max(one for one in mine if one <= number))
-            for client, mine in self._world.oracle.ledger.given.rounds().items()
+            (client, max(one for one in numbers if one <= number))
+            for client, numbers in self._world.oracle.ledger.given.rounds().items()
             for number in rounds
-            if min(mine) <= number
+            if min(numbers) <= number
         }
 
-    def _allowed(self, what: str) -> set[Place]:
+    def _allowed(self, kind: str) -> set[Place]:
         """Return the upper bound of kept tensors: all since the first full round, and those needed."""
         first = self._first_kept()
-        return {(client, one) for client, one in self._all(what) if one >= first} | self._needed(what)
+        return {(client, number) for client, number in self._all(kind) if number >= first} | self._needed(
+            kind
+        )
 
     def _last_counted(self) -> set[Place]:
         """Return the last update of each client that still counts: a replaced pack rejects earlier ones."""
@@ -162,11 +166,11 @@ class Thinned:
         }
         return set(valid.items())
 
-    def _all(self, what: str) -> set[Place]:
-        if what == "update":
+    def _all(self, kind: str) -> set[Place]:
+        if kind == "update":
             return set(self._world.oracle.meaning.states)
         rounds = self._world.oracle.ledger.given.rounds()
-        return {(client, one) for client, mine in rounds.items() for one in mine}
+        return {(client, number) for client, numbers in rounds.items() for number in numbers}
 
     def _lasting_rounds(self) -> set[int]:
         """Return the rounds that keep their tensors: the last published, the current and the next."""
@@ -184,5 +188,5 @@ class Thinned:
             self._rounds.add(number)
             self._world.count("rounds thinned out")
 
-    def _broken(self, what: str) -> None:
-        self._world.violated("I19", what)
+    def _broken(self, event: str) -> None:
+        self._world.violated("I19", event)

@@ -156,10 +156,10 @@ def waits_taken(scheduler: Scheduler) -> Iterator[None]:
     """Replace waiting by waiting in the schedule's time."""
     loop, waiter = _Loop(scheduler), long_poll._Waiter
 
-    own, wait = threading.get_ident(), threading.Condition.wait
+    thread_id, wait = threading.get_ident(), threading.Condition.wait
 
     def wait_for_real(condition: threading.Condition, timeout: float | None = None) -> bool:
-        if threading.get_ident() != own:  # another test's thread, which the schedule does not know
+        if threading.get_ident() != thread_id:  # another test's thread, which the schedule does not know
             return wait(condition, timeout)
         violation = Violation("the simulation is whole", "somebody waited for a lock in real time")
         scheduler.fail(violation)  # the product might catch it

@@ -79,10 +79,10 @@ class World:
         if not inside:
             self.scheduler.sleep(self._delay(process, suffers=suffers, is_worker=task.is_worker))
 
-    def befalls_in_sum(self, what: str, agent: int, chance: float) -> bool:
+    def befalls_in_sum(self, kind: str, agent: int, chance: float) -> bool:
         """Draw whether something befalls an agent in a sum, if that was not often enough before."""
-        befalls = self.in_sums[what, agent] < FEW_IN_SUMS and self.scheduler.dice.random() < chance
-        self.in_sums[what, agent] += befalls
+        befalls = self.in_sums[kind, agent] < FEW_IN_SUMS and self.scheduler.dice.random() < chance
+        self.in_sums[kind, agent] += befalls
         return befalls
 
     def die_in_sum(self, label: str) -> None:
@@ -136,20 +136,20 @@ class World:
         """Whether an agent cannot reach a replica now."""
         since = self.scheduler.now - (self.storm_begins or 0.0)
         return self.is_stormy and any(
-            begin <= since < end and (agent, replica) == (one, other)
-            for begin, end, one, other in self.rates.partitions
+            begin <= since < end and (agent, replica) == (left, right)
+            for begin, end, left, right in self.rates.partitions
         )
 
-    def violated(self, promise: str, what: str) -> None:
+    def violated(self, promise: str, event: str) -> None:
         """End the schedule: something happened that must not."""
-        self.scheduler.say(f"VIOLATION {promise}: {what}")
-        self.scheduler.fail(Violation(promise, what))
+        self.scheduler.say(f"VIOLATION {promise}: {event}")
+        self.scheduler.fail(Violation(promise, event))
 
     def note_fault(self, event: str, error: BaseException) -> None:
         """Write down an error that the product logs."""
         place = traceback.extract_tb(error.__traceback__)[-1]
-        told = f"{type(error).__name__}: {str(error).splitlines()[0]}"
-        self.scheduler.say(f"logged {event}: {told} ({place.name}:{place.lineno})")
+        message = f"{type(error).__name__}: {str(error).splitlines()[0]}"
+        self.scheduler.say(f"logged {event}: {message} ({place.name}:{place.lineno})")
 
     def count(self, fact: str) -> None:
         """Count something worth telling."""

@@ -25,15 +25,15 @@ def test_a_round_is_measured_through_a_running_coordinator(strategy: str, tmp_pa
     assert set(size["phases"]) == {"open", "collecting", "closing", "aggregating"}
     # everything goes up once and down once, and little else does
     assert 1 < size["wire_ratio"] < 1.5
-    found = {"machine": figures.machine(), "sizes": [size]}
-    round_report.draw(tmp_path / "round.svg", found)
+    report = {"machine": figures.machine(), "sizes": [size]}
+    round_report.draw(tmp_path / "round.svg", report)
     assert (tmp_path / "round.svg").read_text("utf-8").count("<svg") == 1
     console = Console(record=True, width=200)
-    round_report.show(console, found)
-    told = console.export_text()
-    assert f"2 x 1 MiB, {strategy}" in told
-    assert "bytes / 2NB" in told
-    assert sum(line.lstrip().startswith(("met: ", "missed: ")) for line in told.splitlines()) == 2
+    round_report.show(console, report)
+    printed = console.export_text()
+    assert f"2 x 1 MiB, {strategy}" in printed
+    assert "bytes / 2NB" in printed
+    assert sum(line.lstrip().startswith(("met: ", "missed: ")) for line in printed.splitlines()) == 2
 
 
 def test_goals_are_judged_by_measurements() -> None:
@@ -41,10 +41,10 @@ def test_goals_are_judged_by_measurements() -> None:
     size |= {"peak_rss_mib": 100.0, "copy_and_hash_seconds": 0.1, "wire_ratio": 1.01}
     console = Console(record=True, width=200)
     figures.judge(console, round_report.goals([size, size | {"clients": 8, "peak_rss_mib": 120.0}]))
-    told = [line.strip() for line in console.export_text().splitlines()]
-    assert "met: 4 x 1 MiB, fedavg: s per round 0.2, goal 0.3" in told
-    assert "missed: 4 x 1 MiB, fedavg: server's CPU s per round 0.06, goal 0.05" in told
-    assert "missed: peak RSS, 8 x 1 MiB, fedavg / 4 x 1 MiB, fedavg 1.2, goal 1.1" in told
+    lines = [line.strip() for line in console.export_text().splitlines()]
+    assert "met: 4 x 1 MiB, fedavg: s per round 0.2, goal 0.3" in lines
+    assert "missed: 4 x 1 MiB, fedavg: server's CPU s per round 0.06, goal 0.05" in lines
+    assert "missed: peak RSS, 8 x 1 MiB, fedavg / 4 x 1 MiB, fedavg 1.2, goal 1.1" in lines
 
 
 @pytest.mark.long
@@ -55,10 +55,10 @@ def test_aggregation_is_measured_beside_the_bare_product(tmp_path: Path) -> None
         assert set(size[program]) == COST
         assert size[program]["seconds"] > 0
     assert size["ratio"] == size["tessera"]["seconds"] / size["product"]["seconds"]
-    found = {"machine": figures.machine(), "block_mib": 1, "sizes": [size]}
-    aggregation_report.draw(tmp_path / "aggregation.svg", found)
-    figures.write(tmp_path / "aggregation.json", found)
+    report = {"machine": figures.machine(), "block_mib": 1, "sizes": [size]}
+    aggregation_report.draw(tmp_path / "aggregation.svg", report)
+    figures.write(tmp_path / "aggregation.json", report)
     assert (tmp_path / "aggregation.json").stat().st_size > 500
     console = Console(record=True, width=200)
-    aggregation_report.show(console, found)
+    aggregation_report.show(console, report)
     assert "3 x 4096" in console.export_text()

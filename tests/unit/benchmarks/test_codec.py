@@ -6,8 +6,8 @@ from benchmarks import codec
 
 
 def test_recipes_are_measured_within_their_bounds() -> None:
-    found = codec.measure(1000)
-    assert [one["recipe"] for one in found["recipes"]] == list(codec.RECIPES)
-    for one in found["recipes"]:
-        assert 0 < one["bytes_per_value"] <= one["bound_per_value"]
-        assert 0 <= one["relative_error"] < 1
+    report = codec.measure(1000)
+    assert [measurement["recipe"] for measurement in report["recipes"]] == list(codec.RECIPES)
+    for measurement in report["recipes"]:
+        assert 0 < measurement["bytes_per_value"] <= measurement["bound_per_value"]
+        assert 0 <= measurement["relative_error"] < 1

@@ -23,10 +23,10 @@ every_number_of_bits = pytest.mark.parametrize("quantization", ["none", "nf4", "
 def test_a_built_model_equals_a_loaded_one(tmp_path: Path, quantization: Quantization) -> None:
     folder = saved(SMALL, tmp_path, device=CPU)
     loaded = load_base_model(folder, device=CPU, dtype=torch.bfloat16, quantization=quantization)
-    made = built(SMALL, device=CPU, dtype=torch.bfloat16, quantization=quantization)
-    assert _parts(made) == _parts(loaded)
-    assert made.shapes == loaded.shapes
-    assert made.model.get_memory_footprint() == loaded.model.get_memory_footprint()
+    model = built(SMALL, device=CPU, dtype=torch.bfloat16, quantization=quantization)
+    assert _parts(model) == _parts(loaded)
+    assert model.shapes == loaded.shapes
+    assert model.model.get_memory_footprint() == loaded.model.get_memory_footprint()
 
 
 def test_batches_are_full() -> None:
@@ -38,10 +38,10 @@ def test_batches_are_full() -> None:
 @pytest.mark.slow
 @every_number_of_bits
 def test_the_kinds_of_adapters_are_measured_in_turn(quantization: Quantization) -> None:
-    found = measure(
+    measured = measure(
         SMALL, device=CPU, quantization=quantization, rank=4, checkpointing=True, repetitions=2, steps=1
     )
-    rows = found["adapters"]
+    rows = measured["adapters"]
     assert list(rows) == [PQ, SAME, EVERY]
     assert rows[PQ]["ratio"] == 1
     for row in rows.values():
@@ -51,7 +51,7 @@ def test_the_kinds_of_adapters_are_measured_in_turn(quantization: Quantization) 
     one_layer = 4 * (64 + 64) * 2 + 4 * (64 + 32) * 2 + 4 * (64 + 128) * 3  # q o, k v, gate up down
     assert rows[SAME]["trainable"] == rows[EVERY]["trainable"] == 4 * one_layer
     assert rows[PQ]["trainable"] == 4 * 7 * (4 * 4 + 4)
-    assert found["parameters"] == sum(
+    assert measured["parameters"] == sum(
         p.numel()
         for p in built(SMALL, device=CPU, dtype=torch.float32, quantization="none").model.parameters()
     )

@@ -18,10 +18,10 @@ class Buffering(httpx.HTTPTransport):
         if request.url.path.endswith("/rounds/1/update"):
             if not self._is_late:
                 raise httpx.WriteTimeout("the line is slow", request=request)
-            said = request.headers["Signature-Input"]
-            for moment in re.findall("[0-9]{10}", said):
-                said = said.replace(moment, str(int(moment) - 300), 1)
-            request.headers["Signature-Input"] = said
+            signature_input = request.headers["Signature-Input"]
+            for moment in re.findall("[0-9]{10}", signature_input):
+                signature_input = signature_input.replace(moment, str(int(moment) - 300), 1)
+            request.headers["Signature-Input"] = signature_input
         return super().handle_request(request)
 
 

@@ -44,8 +44,8 @@ def test_lines_come_after_five_and_ten_seconds() -> None:
 def test_count_of_following_work_continues_the_wait() -> None:
     clock, written = clock_of(1.0), io.StringIO()
     with counts_shown(Console(file=written), DEFAULT_PACE, clock.__next__):
-        for what in ("reading", "tokenising"):
-            list(counted(range(3), what))
+        for activity in ("reading", "tokenising"):
+            list(counted(range(3), activity))
     assert written.getvalue().splitlines() == ["tokenising: 0"]
 
 

@@ -29,34 +29,36 @@ def test_agent_takes_part_until_the_federation_is_finished(
     kind: str, strategy: str, served: Served, started: Enrolled
 ) -> None:
     adapter = {"kind": kind, "rank": 4, "roles": ["v", "down"]}
-    who = started(**alone_plan(adapter=adapter, strategy={"name": strategy}))
-    run(who, limited_sleep(500))
-    rounds = served.rounds(who.session.federation_id)
+    participant = started(**alone_plan(adapter=adapter, strategy={"name": strategy}))
+    run(participant, limited_sleep(500))
+    rounds = served.rounds(participant.session.federation_id)
     assert [r["state"] for r in rounds] == ["published", "published"]
     for scores in (r["clients"][0]["scores"] for r in rounds):
         assert scores["served"]["loss"]["count"] == scores["trained"]["loss"]["count"] == HELD_OUT
-    assert (who.workspace.home / "final_weights.safetensors").is_file()
+    assert (participant.workspace.home / "final_weights.safetensors").is_file()
 
 
 @pytest.mark.slow
 def test_refused_update_is_skipped_for_next_round(served: Served, started: Enrolled) -> None:
     limits = {"max_norm": 1e-9}
     rounds = {"total": 1, "min_clients": 1, "collect_seconds": 6.0}
-    who = started(**alone_plan(limits=limits, rounds=rounds))
+    participant = started(**alone_plan(limits=limits, rounds=rounds))
 
     def sleep(_: float) -> None:
-        if any(folder.number > 1 and folder.has(CLOSED) for folder in who.workspace.rounds.newest_first()):
+        if any(
+            folder.number > 1 and folder.has(CLOSED) for folder in participant.workspace.rounds.newest_first()
+        ):
             raise Stopped
         time.sleep(0.02)
 
     with pytest.raises(Stopped):
-        run(who, sleep)
-    closed = next(folder for folder in who.workspace.rounds.newest_first() if folder.has(CLOSED))
+        run(participant, sleep)
+    closed = next(folder for folder in participant.workspace.rounds.newest_first() if folder.has(CLOSED))
     assert closed.number > 1, "it must have gone on to another round"
     assert closed.has(UPDATE)
     assert not closed.has(RECEIPT)
     assert b"norm-exceeded" in closed.read(CLOSED)
-    assert served.rounds(who.session.federation_id)[0]["clients"][0]["scores"] is not None
+    assert served.rounds(participant.session.federation_id)[0]["clients"][0]["scores"] is not None
 
 
 def test_undelivered_update_is_resent_unchanged_after_restart(served: Served, started: Enrolled) -> None:
@@ -73,15 +75,15 @@ def test_undelivered_update_is_resent_unchanged_after_restart(served: Served, st
                     raise Stopped
             return answer
 
-    who = started(Lossy(), **alone_plan(rounds={"total": 1, "min_clients": 1}))
+    participant = started(Lossy(), **alone_plan(rounds={"total": 1, "min_clients": 1}))
     with pytest.raises(Stopped):
-        run(who, limited_sleep(50))
-    assert not who.workspace.rounds.open(1).has(RECEIPT)
-    run(who, limited_sleep(500))
-    assert who.workspace.rounds.open(1).has(SCORES_SENT)
+        run(participant, limited_sleep(50))
+    assert not participant.workspace.rounds.open(1).has(RECEIPT)
+    run(participant, limited_sleep(500))
+    assert participant.workspace.rounds.open(1).has(SCORES_SENT)
     assert len(pushed) == 2
     assert pushed[0] == pushed[1]
-    assert served.rounds(who.session.federation_id)[0]["counts"]["arrived"] == 1
+    assert served.rounds(participant.session.federation_id)[0]["counts"]["arrived"] == 1
 
 
 @pytest.mark.slow
@@ -90,29 +92,29 @@ def test_undeliverable_update_is_dropped_with_its_round(
     served: Served, started: Enrolled, caplog: pytest.LogCaptureFixture, is_late: bool
 ) -> None:
     rounds = {"total": 1, "min_clients": 1, "collect_seconds": 6.0}
-    who = started(Buffering(is_late), **alone_plan(rounds=rounds))
-    run(who, limited_sleep(500))
-    first = who.workspace.rounds.open(1)
+    participant = started(Buffering(is_late), **alone_plan(rounds=rounds))
+    run(participant, limited_sleep(500))
+    first = participant.workspace.rounds.open(1)
     assert (first.has(UPDATE), first.has(RECEIPT)) == (True, False)
     assert json.loads(first.read(CLOSED)) == {"reason": "round-closed"}
     assert "round 1: update not counted" in caplog.text
     assert ("proxy_request_buffering" in caplog.text) == is_late
-    states = [r["state"] for r in served.rounds(who.session.federation_id)]
+    states = [r["state"] for r in served.rounds(participant.session.federation_id)]
     assert (states[0], states[-1]) == ("abandoned", "published")
-    assert (who.workspace.home / "final_weights.safetensors").is_file()
+    assert (participant.workspace.home / "final_weights.safetensors").is_file()
 
 
 def test_counted_update_without_receipt_is_logged_as_counted(
     served: Served, started: Enrolled, caplog: pytest.LogCaptureFixture
 ) -> None:
-    who = started(Deaf(), **alone_plan(rounds={"total": 1, "min_clients": 1}))
-    run(who, limited_sleep(500))
-    first = who.workspace.rounds.open(1)
+    participant = started(Deaf(), **alone_plan(rounds={"total": 1, "min_clients": 1}))
+    run(participant, limited_sleep(500))
+    first = participant.workspace.rounds.open(1)
     assert json.loads(first.read(CLOSED)) == {"reason": "receipt-lost"}
     assert "round 1: receipt lost (the update was counted)" in caplog.text
     assert "update not counted" not in caplog.text
-    assert served.rounds(who.session.federation_id)[0]["counts"]["arrived"] == 1
-    assert (who.workspace.home / "final_weights.safetensors").is_file()
+    assert served.rounds(participant.session.federation_id)[0]["counts"]["arrived"] == 1
+    assert (participant.workspace.home / "final_weights.safetensors").is_file()
 
 
 def test_proxy_error_page_does_not_end_the_agent(served: Served, started: Enrolled) -> None:
@@ -123,9 +125,9 @@ def test_proxy_error_page_does_not_end_the_agent(served: Served, started: Enroll
             status = next(pages, None) if request.url.path.endswith("/current") else None
             return httpx.Response(status, text="no backend") if status else super().handle_request(request)
 
-    who = started(Proxy(), **alone_plan(rounds={"total": 1, "min_clients": 1}))
-    run(who, limited_sleep(500))
-    assert served.rounds(who.session.federation_id)[0]["state"] == "published"
+    participant = started(Proxy(), **alone_plan(rounds={"total": 1, "min_clients": 1}))
+    run(participant, limited_sleep(500))
+    assert served.rounds(participant.session.federation_id)[0]["state"] == "published"
 
 
 def test_revoked_key_ends_the_agent(served: Served, participant: Enrolled) -> None:
@@ -137,19 +139,19 @@ def test_revoked_key_ends_the_agent(served: Served, participant: Enrolled) -> No
 
 
 def test_preparation_without_alignment_needs_no_pack(started: Enrolled) -> None:
-    who = started(**alone_plan())
-    assert prepare(who, limited_sleep(5)) is None
+    participant = started(**alone_plan())
+    assert prepare(participant, limited_sleep(5)) is None
 
 
 def test_check_passes_and_names_the_next_step(served: Served, tmp_path: Path) -> None:
-    found = checked(config(tmp_path, url=served.url))
-    assert all(f.passed for f in found.values())
-    assert f"{HELD_OUT} held out" in found["data"].detail
-    assert "tessera agent enrol" in found["identity"].detail
+    details = checked(config(tmp_path, url=served.url))
+    assert all(f.passed for f in details.values())
+    assert f"{HELD_OUT} held out" in details["data"].detail
+    assert "tessera agent enrol" in details["identity"].detail
 
 
 @pytest.mark.parametrize(
-    ("changes", "what", "said"),
+    ("changes", "subject", "detail"),
     [
         ({"model": "./nowhere"}, "model", "nowhere"),
         ({"device": "cuda:99"}, "device", "cuda:99"),
@@ -158,12 +160,12 @@ def test_check_passes_and_names_the_next_step(served: Served, tmp_path: Path) ->
     ],
 )
 def test_check_reports_faults_and_continues(
-    changes: dict[str, str], what: str, said: str, tmp_path: Path, served: Served
+    changes: dict[str, str], subject: str, detail: str, tmp_path: Path, served: Served
 ) -> None:
-    found = checked(config(tmp_path, **({"url": served.url} | changes)))
-    assert len(found) == 17
-    assert not found[what].passed
-    assert said in found[what].detail
+    details = checked(config(tmp_path, **({"url": served.url} | changes)))
+    assert len(details) == 17
+    assert not details[subject].passed
+    assert detail in details[subject].detail
 
 
 class Switched(httpx.HTTPTransport):
@@ -189,7 +191,7 @@ def test_agent_waits_while_another_coordinator_answers(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     line, waits = Switched(path), []
-    who = started(line, **alone_plan(rounds={"total": 1, "min_clients": 1}))
+    participant = started(line, **alone_plan(rounds={"total": 1, "min_clients": 1}))
     stranger = start(fresh_database("sqlite"), signing_key=43 * "A")
     line.port = httpx.URL(stranger.url).port
 
@@ -200,24 +202,24 @@ def test_agent_waits_while_another_coordinator_answers(
         time.sleep(0.02)
 
     try:
-        run(who, sleep)
+        run(participant, sleep)
     finally:
         stranger.stop()
     assert "another coordinator answers at" in caplog.text
-    assert served.rounds(who.session.federation_id)[0]["state"] == "published"
+    assert served.rounds(participant.session.federation_id)[0]["state"] == "published"
 
 
 def test_update_of_a_copied_folder_is_explained(
     started: Enrolled, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    who = started(**alone_plan(rounds={"total": 1, "min_clients": 1}))
-    brief = next_brief(who)
+    participant = started(**alone_plan(rounds={"total": 1, "min_clients": 1}))
+    brief = next_brief(participant)
 
     def refuse(*_: object) -> None:
         raise CoordinatorRefused(409, "upload-conflict", "Different content was accepted before", "/update")
 
-    monkeypatch.setattr(who.session.api, "push_update", refuse)
-    take_part(who, brief)
+    monkeypatch.setattr(participant.session.api, "push_update", refuse)
+    take_part(participant, brief)
     assert "a copy of the agent's folder runs elsewhere" in caplog.text
 
 
@@ -226,7 +228,7 @@ def test_full_disk_in_a_round_is_waited_for(
 ) -> None:
     with mounted(tmp_path / "disk", "size=64m") as disk, ExitStack() as stack:
         federation_id = served.federation(**alone_plan(rounds={"total": 1, "min_clients": 1}))
-        who = enrolled(served, federation_id, silo, disk / "state", stack)
+        participant = enrolled(served, federation_id, silo, disk / "state", stack)
         served.start_federation(federation_id)
         filled: list[Path] = []
 
@@ -240,8 +242,8 @@ def test_full_disk_in_a_round_is_waited_for(
                 file.unlink(missing_ok=True)
             time.sleep(0.02)
 
-        who.trainer.stop = fill_once
-        run(who, sleep)
+        participant.trainer.stop = fill_once
+        run(participant, sleep)
         assert "no space left on device" in caplog.text
         assert "the disk is full" in caplog.text
         assert served.rounds(federation_id)[0]["clients"][0]["state"] == "arrived"

@@ -88,31 +88,31 @@ def test_policy_must_permit_what_the_plan_sends(fields: dict[str, Any], kinds: t
     require_policy(Policy.model_validate({"sends": kinds}), planned, None)
     require_policy(Policy(), planned, None)
     for kind in kinds:
-        fewer = Policy.model_validate({"sends": [other for other in kinds if other != kind]})
+        fewer = Policy.model_validate({"sends": [allowed for allowed in kinds if allowed != kind]})
         with pytest.raises(PolicyRefused, match=f"agents send {kind}, .* policy.sends is .*; nothing is"):
             require_policy(fewer, planned, None)
 
 
 def test_progress_is_not_sent_without_permission(started: Callable[..., Participant]) -> None:
-    who = started(**alone_plan(adapter=LORA, strategy={"name": "fedavg"}))
-    who.trainer.reports_progress = True
-    brief = next_brief(who)
-    who.session.check_brief(brief)
-    work = Work(who, OpenedBrief.of(brief), who.workspace.rounds.open(1))
+    participant = started(**alone_plan(adapter=LORA, strategy={"name": "fedavg"}))
+    participant.trainer.reports_progress = True
+    brief = next_brief(participant)
+    participant.session.check_brief(brief)
+    work = Work(participant, OpenedBrief.of(brief), participant.workspace.rounds.open(1))
     reports = []
     for kinds in (["sketches", "scores"], ["sketches", "scores", "progress"]):
-        who.session.policy = Policy.model_validate({"sends": kinds})
+        participant.session.policy = Policy.model_validate({"sends": kinds})
         with step_reports(work):
             reports.append("progress" in {thread.name for thread in threading.enumerate()})
     assert reports == [False, True]
 
 
 def test_alignment_test_without_permission_builds_no_pack(started: Callable[..., Participant]) -> None:
-    who = started(**alone_plan(alignment={"pivot": "tiny-x-3f0c9a1b2c3d", "frames": "random"}))
-    who.session.policy = Policy(sends=("sketches", "scores"))
+    participant = started(**alone_plan(alignment={"pivot": "tiny-x-3f0c9a1b2c3d", "frames": "random"}))
+    participant.session.policy = Policy(sends=("sketches", "scores"))
     with Bars() as bars, pytest.raises(PolicyRefused, match="agents send alignment"):
-        _test_in_federation(who, None, None, bars, store=True)
-    assert not who.session.api.packs(who.session.federation_id).items
+        _test_in_federation(participant, None, None, bars, store=True)
+    assert not participant.session.api.packs(participant.session.federation_id).items
 
 
 @pytest.mark.parametrize(
@@ -128,29 +128,32 @@ def test_alignment_test_without_permission_builds_no_pack(started: Callable[...,
 def test_refused_plan_is_neither_trained_nor_answered(
     served: Served, started: Callable[..., Participant], rules: dict[str, Any]
 ) -> None:
-    who = started(**alone_plan(adapter=LORA, strategy={"name": "fedavg"}))
-    who.session.policy = Policy.model_validate(rules)
-    for act in (lambda: run(who, limited_sleep(20)), lambda: take_part(who, next_brief(who))):
+    participant = started(**alone_plan(adapter=LORA, strategy={"name": "fedavg"}))
+    participant.session.policy = Policy.model_validate(rules)
+    for act in (
+        lambda: run(participant, limited_sleep(20)),
+        lambda: take_part(participant, next_brief(participant)),
+    ):
         with pytest.raises(PolicyRefused, match=f"policy.{next(iter(rules))} is .*; nothing is trained"):
             act()
     if "max_update_bytes" not in rules:
         with pytest.raises(PolicyRefused):
-            prepare(who)
-    assert not who.workspace.rounds.open(1).has(WEIGHTS)
-    view = served.admin.get(f"/v1/federations/{who.session.federation_id}/rounds/1").json()
+            prepare(participant)
+    assert not participant.workspace.rounds.open(1).has(WEIGHTS)
+    view = served.admin.get(f"/v1/federations/{participant.session.federation_id}/rounds/1").json()
     assert view["counts"]["joined"] == 0
 
 
 def test_encoded_update_is_measured_before_it_is_sent(started: Callable[..., Participant]) -> None:
-    who = started(**alone_plan(adapter=LORA, strategy={"name": "fedavg"}))
-    brief = next_brief(who)
-    who.session.policy = Policy(max_update_bytes=10**6)
-    take_part(who, brief, until=UPDATE)
-    folder = who.workspace.rounds.open(1)
+    participant = started(**alone_plan(adapter=LORA, strategy={"name": "fedavg"}))
+    brief = next_brief(participant)
+    participant.session.policy = Policy(max_update_bytes=10**6)
+    take_part(participant, brief, until=UPDATE)
+    folder = participant.workspace.rounds.open(1)
     size = len(folder.read(UPDATE))
     folder.write(UPDATE, folder.read(UPDATE) + bytes(10**6))
     with pytest.raises(PolicyRefused, match=f"has {size + 10**6} bytes, .* is 1000000; it is not sent"):
-        take_part(who, brief)
+        take_part(participant, brief)
     assert not folder.has(RECEIPT)
 
 
@@ -159,21 +162,23 @@ def test_updates_fit_the_size_checked_before_join(
     served: Served, started: Callable[..., Participant], recipe: str
 ) -> None:
     wire = {"recipe": recipe, "compression": "none"}
-    who = started(**alone_plan(adapter=LORA, strategy={"name": "fedavg"}, wire=wire))
-    who.session.policy = Policy(max_update_bytes=1)
-    brief = next_brief(who)
+    participant = started(**alone_plan(adapter=LORA, strategy={"name": "fedavg"}, wire=wire))
+    participant.session.policy = Policy(max_update_bytes=1)
+    brief = next_brief(participant)
     with pytest.raises(
         PolicyRefused, match=r"has up to \d+ bytes, .*; nothing is trained or sent"
     ) as refused:
-        take_part(who, brief)
+        take_part(participant, brief)
     assert (
-        served.admin.get(f"/v1/federations/{who.session.federation_id}/rounds/1").json()["counts"]["joined"]
+        served.admin.get(f"/v1/federations/{participant.session.federation_id}/rounds/1").json()["counts"][
+            "joined"
+        ]
         == 0
     )
     most = int(str(refused.value).split("has up to ")[1].split()[0])
-    who.session.policy = Policy(max_update_bytes=most)
-    take_part(who, brief, until=UPDATE)
-    size = len(who.workspace.rounds.open(1).read(UPDATE))
+    participant.session.policy = Policy(max_update_bytes=most)
+    take_part(participant, brief, until=UPDATE)
+    size = len(participant.workspace.rounds.open(1).read(UPDATE))
     assert most - 6000 < size <= most
 
 

@@ -46,8 +46,8 @@ def test_step_memory_follows_the_given_plan(tmp_path: Path) -> None:
     assert f"a step of 2 x 40 tokens ({plan})" in small
     assert "with checkpointing, as planned" in small
     trained = 3 * 4 * size(pq_layout(AdapterPlan().modules(), 32))  # gradients, Adam's moments
-    for ours, theirs in zip(bytes_in(small)[1:], bytes_in(usual)[1:], strict=True):
-        assert ours - trained == pytest.approx((theirs - trained) * 80 / 512, abs=0.06 * 2**20)
+    for small_bytes, usual_bytes in zip(bytes_in(small)[1:], bytes_in(usual)[1:], strict=True):
+        assert small_bytes - trained == pytest.approx((usual_bytes - trained) * 80 / 512, abs=0.06 * 2**20)
 
 
 def test_lora_in_all_layers_needs_more_memory(tmp_path: Path) -> None:
@@ -77,9 +77,9 @@ def test_memory_of_stored_layers_is_printed(tmp_path: Path, layers: int, mib: in
 def test_invalid_plan_leaves_other_findings(tmp_path: Path) -> None:
     plan = tmp_path / "plan.json"
     plan.write_text("{}")
-    said = details_by_subject(config(tmp_path), plan)
-    assert "is not a federation plan" in said["memory"]
-    assert said["model"].startswith("llama-96x4-")
+    details = details_by_subject(config(tmp_path), plan)
+    assert "is not a federation plan" in details["memory"]
+    assert details["model"].startswith("llama-96x4-")
 
 
 @pytest.mark.slow
@@ -93,11 +93,11 @@ def test_enrolled_silo_is_checked_under_its_plan(
     file = config(tmp_path, url=served.url)
     silo, folder = open_silo(read_settings(file)), read_settings(file).folder
     with ExitStack() as stack:
-        who = enrolled(served, federation_id, silo, folder, stack)
+        participant = enrolled(served, federation_id, silo, folder, stack)
         assert "2 x 40 tokens (the federation's plan)" in details_by_subject(file)["memory"]
         served.start_federation(federation_id)
         assert "2 x 40 tokens (the federation's plan)" in details_by_subject(file)["memory"]
-        run(who, limited_sleep(500))
+        run(participant, limited_sleep(500))
     # The federation is over and its coordinator gone: the rounds on disk still say it.
     served.stop()
     assert "2 x 40 tokens (the federation's plan)" in details_by_subject(file)["memory"]
@@ -135,9 +135,9 @@ def test_interrupted_rotation_is_reported_with_a_remedy(
 
 def test_unreadably_long_texts_are_found_before_a_round(tmp_path: Path) -> None:
     model = save_model(tmp_path / "short", "gpt2", max_position_embeddings=8)
-    said = details_by_subject(config(tmp_path, model=model))
-    assert "reads 8 at most" in said["data"]
-    assert "set training.max_length to 8 or less" in said["data"]
+    details = details_by_subject(config(tmp_path, model=model))
+    assert "reads 8 at most" in details["data"]
+    assert "set training.max_length to 8 or less" in details["data"]
 
 
 def test_answers_without_an_end_fail_the_check(tmp_path: Path) -> None:

@@ -24,9 +24,9 @@ from tests.scene.silo_config import config, config_beside
 def status(file: Path, *, exit_code: int) -> dict[str, Any]:
     done = tessera("status", "--config", file, "--json")
     assert done.exit_code == exit_code, done.output
-    found: dict[str, Any] = json.loads(done.stdout)
-    assert found["well"] == (exit_code == 0)
-    return found
+    shown: dict[str, Any] = json.loads(done.stdout)
+    assert shown["well"] == (exit_code == 0)
+    return shown
 
 
 def test_status_follows_an_agent_from_enrolment_to_end(
@@ -51,7 +51,7 @@ def test_status_follows_an_agent_from_enrolment_to_end(
         run(who, limited_sleep(500))
     ended = status(file, exit_code=0)
     assert (ended["running"], ended["coordinator"]) == (False, "the federation is finished")
-    assert [one["round"] for one in ended["rounds"]] == [2, 1]
+    assert [entry["round"] for entry in ended["rounds"]] == [2, 1]
     view = served.admin.get(f"/v1/federations/{federation_id}/rounds/2").json()["clients"][0]
     assert ended["rounds"][0] == {
         "round": 2,
@@ -79,9 +79,11 @@ def test_status_follows_an_agent_from_enrolment_to_end(
 
 def test_status_shows_the_gate_of_each_block(served: Served, started: Enrolled, tmp_path: Path) -> None:
     rounds = {"total": 1, "min_clients": 1}
-    who = started(**alone_plan(rounds=rounds, strategy={"name": "fedmosaic", "options": {"mix": "gate"}}))
-    run(who, limited_sleep(500))
-    trained = TrainingResult.read(who.workspace.rounds.open(1).path / TRAINED)
+    participant = started(
+        **alone_plan(rounds=rounds, strategy={"name": "fedmosaic", "options": {"mix": "gate"}})
+    )
+    run(participant, limited_sleep(500))
+    trained = TrainingResult.read(participant.workspace.rounds.open(1).path / TRAINED)
     file = config_beside(tmp_path, url=served.url)
     gates = status(file, exit_code=0)["rounds"][0]["gates"]
     of_first = [1 / (1 + np.exp(-values)) for name, values in trained.private.items() if name[:3] == "b0."]
@@ -92,17 +94,17 @@ def test_status_shows_the_gate_of_each_block(served: Served, started: Enrolled, 
 
 def test_status_gives_the_reason_of_a_closed_round(served: Served, started: Enrolled, tmp_path: Path) -> None:
     rounds = {"total": 1, "min_clients": 1, "collect_seconds": 3.0}
-    who = started(**alone_plan(limits={"max_norm": 1e-9}, rounds=rounds))
+    participant = started(**alone_plan(limits={"max_norm": 1e-9}, rounds=rounds))
 
     def sleep(_: float) -> None:
-        if any(folder.has(CLOSED) for folder in who.workspace.rounds.newest_first()):
+        if any(folder.has(CLOSED) for folder in participant.workspace.rounds.newest_first()):
             raise Stopped
         time.sleep(0.02)
 
     with pytest.raises(Stopped):
-        run(who, sleep)
+        run(participant, sleep)
     file = config_beside(tmp_path, url=served.url)
-    (closed,) = [one for one in status(file, exit_code=1)["rounds"] if "closed" in one["state"]]
+    (closed,) = [entry for entry in status(file, exit_code=1)["rounds"] if "closed" in entry["state"]]
     assert "norm-exceeded" in closed["state"]
     assert closed["bytes_sent"] is None
 

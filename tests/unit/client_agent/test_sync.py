@@ -47,16 +47,17 @@ def files_of(folder: Path) -> dict[str, bytes]:
     return {file.name: file.read_bytes() for file in folder.iterdir() if file.suffix != ".json"}
 
 
-def twin_of(who: Participant, folder: Path) -> Participant:
+def twin_of(participant: Participant, folder: Path) -> Participant:
     """Copy an agent with its files: the same client, run by `tessera agent run`."""
-    shutil.copytree(who.workspace.folder, folder, dirs_exist_ok=True)
-    home = folder / who.session.federation_id
-    session = type(who.session)(
-        **{name: getattr(who.session, name) for name in who.session.__slots__} | {"home": home}
+    shutil.copytree(participant.workspace.folder, folder, dirs_exist_ok=True)
+    home = folder / participant.session.federation_id
+    session = type(participant.session)(
+        **{name: getattr(participant.session, name) for name in participant.session.__slots__}
+        | {"home": home}
     )
-    workspace = type(who.workspace)(folder, who.session.federation_id, 2)
-    trainer = type(who.trainer)(who.trainer.silo, session, lambda: False)
-    return Participant(session, workspace, trainer, who.sleep)
+    workspace = type(participant.workspace)(folder, participant.session.federation_id, 2)
+    trainer = type(participant.trainer)(participant.trainer.silo, session, lambda: False)
+    return Participant(session, workspace, trainer, participant.sleep)
 
 
 @pytest.mark.parametrize(
@@ -78,15 +79,15 @@ def twin_of(who: Participant, folder: Path) -> Participant:
 def test_killed_sync_and_work_equal_an_uninterrupted_run(
     plan: dict[str, Any], started: Enrolled, machines: Machines, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    who = started(**alone_plan(**plan))
-    next_brief(who)
+    participant = started(**alone_plan(**plan))
+    next_brief(participant)
     assert machines.sync().next == "work"
     assert machines.kill_at_each_file(machines.work) == 1  # what it found out of the silo
     machines.kill_at_each_file(machines.sync)
-    twin = twin_of(who, tmp_path_factory.mktemp("twin"))
+    twin = twin_of(participant, tmp_path_factory.mktemp("twin"))
     assert machines.kill_at_each_file(machines.work) >= 3
-    folder, expected = who.workspace.rounds.open(1), twin.workspace.rounds.open(1)
-    assert take_part(twin, next_brief(who), until=UPDATE)
+    folder, expected = participant.workspace.rounds.open(1), twin.workspace.rounds.open(1)
+    assert take_part(twin, next_brief(participant), until=UPDATE)
     assert files_of(folder.path) == files_of(expected.path)
     assert machines.work() is None
     machines.kill_at_each_file(lambda: machines.sync(waits=False))
@@ -116,31 +117,33 @@ def test_work_compares_outputs_on_fetched_texts(
 
 @pytest.mark.slow
 def test_sync_and_work_take_part_until_the_end(served: Served, started: Enrolled, machines: Machines) -> None:
-    who = started(**alone_plan())
-    next_brief(who)
+    participant = started(**alone_plan())
+    next_brief(participant)
     tasks = []
     while machines.sync().next == "work":
         tasks.append(machines.work())
     assert tasks == ["prepare", "train", "train", "score"]
-    rounds = served.rounds(who.session.federation_id)
+    rounds = served.rounds(participant.session.federation_id)
     assert [view["state"] for view in rounds] == ["published", "published"]
     assert rounds[-1]["clients"][0]["scores"]["final"] is not None
     status = tessera("status", "--config", machines.file)
     assert status.exit_code == 0
     assert "last sync" in status.stdout
-    run(who, limited_sleep(500))  # an agent with both a network and the model finds nothing left
+    run(participant, limited_sleep(500))  # an agent with both a network and the model finds nothing left
 
 
 @pytest.mark.slow
 def test_sync_joins_no_round_beyond_the_budget(started: Enrolled, machines: Machines) -> None:
-    who = started(**private_plan(privacy={"training": {"epsilon": 4.0, "steps": 3}}))  # a round has two
-    next_brief(who)
+    participant = started(
+        **private_plan(privacy={"training": {"epsilon": 4.0, "steps": 3}})
+    )  # a round has two
+    next_brief(participant)
     tasks = []
     with pytest.raises(TrainingBudgetSpent, match=r"the privacy budget of training is spent"):  # noqa: PT012
         while machines.sync().next == "work":
             tasks.append(machines.work())
     assert tasks == ["prepare", "train"]
-    assert not who.workspace.rounds.open(2).has(WEIGHTS)
+    assert not participant.workspace.rounds.open(2).has(WEIGHTS)
 
 
 def test_newcomer_joins_with_the_sketch_of_work(
@@ -195,12 +198,12 @@ def test_work_builds_pack_and_sketches_from_fetched_data(
 
 
 def test_update_without_reference_is_rebuilt_by_work(started: Enrolled, machines: Machines) -> None:
-    who = started(**alone_plan())
-    next_brief(who)
+    participant = started(**alone_plan())
+    next_brief(participant)
     for _ in range(2):
         machines.sync()
         machines.work()
-    folder = who.workspace.rounds.open(1)
+    folder = participant.workspace.rounds.open(1)
     refused = folder.read(UPDATE)
 
     def lacks_reference(client: Any) -> None:
@@ -257,9 +260,9 @@ for command in ("work", "sync", "status"):
 
 @pytest.mark.slow
 def test_sync_needs_no_torch(started: Enrolled, silo: Silo, machines: Machines) -> None:
-    who = started(**alone_plan())
-    next_brief(who)
-    store_facts(silo, who.workspace.folder, 64)
+    participant = started(**alone_plan())
+    next_brief(participant)
+    store_facts(silo, participant.workspace.folder, 64)
     done = subprocess.run(
         [sys.executable, "-c", WITHOUT_TORCH, str(machines.file)],
         capture_output=True,
@@ -270,7 +273,7 @@ def test_sync_needs_no_torch(started: Enrolled, silo: Silo, machines: Machines) 
     assert "work 0 nothing to do\nnext: tessera agent sync" in done.stdout
     assert "sync 0 round 1: weights downloaded\nnext: tessera agent work" in done.stdout
     assert "tessera agent work" in done.stdout.partition("status 0")[2]
-    assert who.workspace.rounds.open(1).has(WEIGHTS)
+    assert participant.workspace.rounds.open(1).has(WEIGHTS)
 
 
 def test_silo_enrols_with_the_profile_of_work(
@@ -289,12 +292,12 @@ def test_silo_enrols_with_the_profile_of_work(
 def test_work_out_of_time_exits_with_code_75(
     started: Enrolled, machines: Machines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    who = started(**alone_plan())
-    next_brief(who)
+    participant = started(**alone_plan())
+    next_brief(participant)
     machines.sync()
     machines.work()
     machines.sync()
-    monkeypatch.setattr("client_agent.training.silo.open_silo", lambda _: who.trainer.silo)
+    monkeypatch.setattr("client_agent.training.silo.open_silo", lambda _: participant.trainer.silo)
     monkeypatch.setattr("client_agent.cli.offline.stop_on_signal", lambda _: StopFlag(0.0))
     assert tessera("work", "--time", "1", "--config", machines.file).exit_code == 75
     assert machines.work() == "train"

@@ -81,15 +81,15 @@ def test_training_alone_is_recorded(tmp_path: Path) -> None:
 def test_missing_tracker_library_is_an_early_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("schemas.trackers.options.find_spec", lambda name: None)
     file = with_trackers(tmp_path)
-    said = r"tensorboard is not installed.*pip install '\.\[tensorboard\]'"
+    error = r"tensorboard is not installed.*pip install '\.\[tensorboard\]'"
     with (
-        pytest.raises(SettingsUnusable, match=said),
+        pytest.raises(SettingsUnusable, match=error),
         open_participant(read_settings(file), ("token", "aster")),
     ):
         pass
-    found = checked(file)["trackers"]
-    assert not found.passed
-    assert "tensorboard is not installed" in found.detail
+    finding = checked(file)["trackers"]
+    assert not finding.passed
+    assert "tensorboard is not installed" in finding.detail
 
 
 def test_options_of_trackers_fit_each_other(tmp_path: Path) -> None:

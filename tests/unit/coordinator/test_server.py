@@ -25,24 +25,24 @@ PLAN = {"name": "x", "strategy": {"name": "fedavg"}}
 
 
 def test_health_readiness_and_hello_need_no_credential(coordinator: Served) -> None:
-    anyone = coordinator.http()
-    assert anyone.get("/healthz").status_code == 200
-    assert anyone.get("/readyz").status_code == 200
-    hello = anyone.get("/v1/hello").json()
+    anonymous = coordinator.http()
+    assert anonymous.get("/healthz").status_code == 200
+    assert anonymous.get("/readyz").status_code == 200
+    hello = anonymous.get("/v1/hello").json()
     assert hello["name"] == "Tessera"
     assert hello["protocol_version"] == 2
     assert hello["server_time"].endswith("Z")
-    assert anyone.get("/docs").status_code == 200
+    assert anonymous.get("/docs").status_code == 200
 
 
 def test_framework_errors_are_problem_documents(coordinator: Served) -> None:
-    anyone = coordinator.http()
-    assert slug(anyone.get("/v1/nothing/here")) == "not-found"
-    assert slug(anyone.get("/v1/federations/")) == "not-found"
-    refused = anyone.patch("/v1/hello")
+    anonymous = coordinator.http()
+    assert slug(anonymous.get("/v1/nothing/here")) == "not-found"
+    assert slug(anonymous.get("/v1/federations/")) == "not-found"
+    refused = anonymous.patch("/v1/hello")
     assert (refused.status_code, slug(refused)) == (405, "method-not-allowed")
     assert refused.headers["allow"] == "GET"
-    assert anyone.put("/v1/federations").headers["allow"] == "GET, POST"
+    assert anonymous.put("/v1/federations").headers["allow"] == "GET, POST"
     refused = coordinator.admin.get("/v1/federations", params={"limit": "many"})
     assert (refused.status_code, slug(refused)) == (422, "validation")
     assert refused.json()["field"] == "limit"
@@ -140,10 +140,10 @@ def test_a_second_process_on_sqlite_is_refused(
     url = fresh_database("sqlite")
     serve(url)
     refused = _tessera(["serve", "--port", "0"], tmp_path, TESSERA_DATABASE_URL=url)
-    said = refused.communicate(timeout=30)[1]
+    printed = refused.communicate(timeout=30)[1]
     assert refused.returncode == 1
-    assert said.startswith("error: another process serves")
-    assert said.count("\n") == 1
+    assert printed.startswith("error: another process serves")
+    assert printed.count("\n") == 1
 
 
 @pytest.mark.slow
@@ -152,11 +152,11 @@ def test_unusable_database_files_are_one_line_errors(tmp_path: Path, path: str) 
     (tmp_path / "notes.txt").write_text("no database at all, but a text that is long enough to be one\n" * 99)
     url = {"TESSERA_DATABASE_URL": f"sqlite:///{tmp_path / path}", "TESSERA_SIGNING_KEY": SIGNING_KEY}
     refused = _tessera(["serve", "--port", "0"], tmp_path, **url)
-    said = refused.communicate(timeout=30)[1]
+    printed = refused.communicate(timeout=30)[1]
     assert refused.returncode == 1
-    assert said.startswith("error: TESSERA_DATABASE_URL: "), said
-    assert path.removesuffix("/x.db") in said
-    assert said.count("\n") == 1
+    assert printed.startswith("error: TESSERA_DATABASE_URL: "), printed
+    assert path.removesuffix("/x.db") in printed
+    assert printed.count("\n") == 1
 
 
 @pytest.mark.parametrize(
@@ -210,15 +210,15 @@ def test_serve_writes_the_first_admin_token_once(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_port_in_use_is_reported(tmp_path: Path) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = str(taken.getsockname()[1])
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        port = str(listener.getsockname()[1])
         refused = _tessera(["serve", "--port", port], tmp_path, TESSERA_ADMIN_TOKEN=ADMIN_TOKEN)
-        said = refused.communicate(timeout=30)[1]
+        printed = refused.communicate(timeout=30)[1]
     assert refused.returncode == 1
-    assert f"another program listens on 127.0.0.1:{port}" in said
-    assert "Traceback" not in said
+    assert f"another program listens on 127.0.0.1:{port}" in printed
+    assert "Traceback" not in printed
 
 
 def test_open_event_streams_do_not_delay_the_stop(
@@ -235,11 +235,11 @@ def test_open_event_streams_do_not_delay_the_stop(
 
 
 def _tessera(arguments: list[str], folder: Path, **environment: str) -> subprocess.Popen[str]:
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("TESSERA_")}
+    variables = {name: value for name, value in os.environ.items() if not name.startswith("TESSERA_")}
     return subprocess.Popen(
         [Path(sys.executable).with_name("tessera"), *arguments],
         cwd=folder,
-        env=kept | environment,
+        env=variables | environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -259,8 +259,8 @@ def _read_announcement(process: subprocess.Popen[str]) -> tuple[str | None, str]
     assert process.stdout is not None
     token: str | None = None
     for line in process.stdout:
-        if found := re.search(r"first admin's token is in (\S+):", line):
-            token = Path(found.group(1)).read_text("utf-8").strip()
+        if match := re.search(r"first admin's token is in (\S+):", line):
+            token = Path(match.group(1)).read_text("utf-8").strip()
             assert token not in line
         if "listens on" in line:
             return token, line.split()[-1]
@@ -272,11 +272,11 @@ def test_logs_contain_the_client_and_no_secret(coordinator: Served, caplog: pyte
     caplog.clear()
     silo = coordinator.enrol(federation_id, "a")
     silo.http.post(f"/v1/federations/{federation_id}/start")
-    said = " ".join(_record_text(record) for record in caplog.records)
-    assert silo.client_id in said
-    assert ADMIN_TOKEN not in said
-    assert SIGNING_KEY not in said
-    assert "sig1=" not in said
+    logged = " ".join(_record_text(record) for record in caplog.records)
+    assert silo.client_id in logged
+    assert ADMIN_TOKEN not in logged
+    assert SIGNING_KEY not in logged
+    assert "sig1=" not in logged
 
 
 def _record_text(record: Any) -> str:

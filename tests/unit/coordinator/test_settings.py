@@ -78,7 +78,7 @@ def test_a_missing_secrets_folder_is_refused(monkeypatch: pytest.MonkeyPatch, tm
 def test_an_unreadable_file_is_named_with_the_user(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    nobody, me = 65534, os.geteuid()
+    unprivileged, me = 65534, os.geteuid()
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:
         os.chmod(folder, 0o755)
         file = Path(folder) / "tessera_admin_token"
@@ -86,13 +86,13 @@ def test_an_unreadable_file_is_named_with_the_user(
         file.chmod(0o000)
         monkeypatch.setenv("TESSERA_SECRETS_DIR", folder)
         if me == 0:  # root would read it all the same
-            os.seteuid(nobody)
+            os.seteuid(unprivileged)
         try:
             with pytest.raises(SettingsUnusable) as refused:
                 load_settings()
         finally:
             os.seteuid(me)
-    assert f"user {nobody if me == 0 else me} cannot read it" in str(refused.value)
+    assert f"user {unprivileged if me == 0 else me} cannot read it" in str(refused.value)
     assert str(file) in str(refused.value)
 
 
@@ -106,7 +106,7 @@ def test_an_empty_variable_keeps_the_default(secrets: Path, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize(
-    ("variable", "value", "said"),
+    ("variable", "value", "error"),
     [
         ("PUBLIC_NAMES", "https://tessera.example.org", "is not a host name"),
         (
@@ -119,10 +119,10 @@ def test_an_empty_variable_keeps_the_default(secrets: Path, monkeypatch: pytest.
     ],
 )
 def test_malformed_list_items_are_named(
-    secrets: Path, monkeypatch: pytest.MonkeyPatch, variable: str, value: str, said: str
+    secrets: Path, monkeypatch: pytest.MonkeyPatch, variable: str, value: str, error: str
 ) -> None:
     monkeypatch.setenv(f"TESSERA_{variable}", value)
-    with pytest.raises(SettingsUnusable, match=f"TESSERA_{variable}: .*{said}"):
+    with pytest.raises(SettingsUnusable, match=f"TESSERA_{variable}: .*{error}"):
         load_settings()
 
 
@@ -140,8 +140,8 @@ def test_public_names_and_proxies_accept_several_forms(
 
 
 def test_unread_variables_are_named() -> None:
-    known = ["TESSERA_NAME", "tessera_port", "TESSERA_AGENT_URL", "TESSERA_SECRETS_DIR", "TESSERA_DOMAIN"]
-    assert unread([*known, "PATH", "TESSERA_KEEP_ROUND", "TESSERA_ADMIN_TOKENS"]) == [
+    variables = ["TESSERA_NAME", "tessera_port", "TESSERA_AGENT_URL", "TESSERA_SECRETS_DIR", "TESSERA_DOMAIN"]
+    assert unread([*variables, "PATH", "TESSERA_KEEP_ROUND", "TESSERA_ADMIN_TOKENS"]) == [
         "TESSERA_ADMIN_TOKENS",
         "TESSERA_KEEP_ROUND",
     ]

@@ -62,10 +62,10 @@ def test_completion_offers_commands_and_options() -> None:
 def test_unpublished_package_names_are_never_advised() -> None:
     """Whoever registers the name on a package index would run code wherever the advice is followed."""
     pattern = re.compile(r"tessera-fl\[|pip install (-\S+ )*['\"]?tessera")
-    ours = ("schemas", "coordinator", "client_agent", "studies", "migrations", "examples", "benchmarks")
+    packages = ("schemas", "coordinator", "client_agent", "studies", "migrations", "examples", "benchmarks")
     endings = (".py", ".md", ".sh", ".html", ".js")
     files = [ROOT / "README.md", ROOT / "Makefile", ROOT / "Dockerfile", ROOT / "docker-compose.yml"]
-    for folder in (*ours, "deploy", "docs"):
+    for folder in (*packages, "deploy", "docs"):
         files += [path for path in (ROOT / folder).rglob("*") if path.suffix in endings]
     assert len(files) > 100
     assert not [str(path) for path in files if pattern.search(path.read_text("utf-8"))]

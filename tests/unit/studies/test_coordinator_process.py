@@ -18,12 +18,12 @@ def test_a_killed_coordinator_restarts_with_its_database(tmp_path: Path) -> None
         coordinator.start()
         process = coordinator.process
         with Operator(coordinator.url, coordinator.token) as operator:
-            made = operator.post("/v1/federations", {"name": "wards", "strategy": {"name": "fedavg"}})
+            created = operator.post("/v1/federations", {"name": "wards", "strategy": {"name": "fedavg"}})
         coordinator.kill()
         coordinator.start()
         assert coordinator.process != process
         with Operator(coordinator.url, coordinator.token) as operator:
-            assert operator.get(f"/v1/federations/{made['id']}")["id"] == made["id"]
+            assert operator.get(f"/v1/federations/{created['id']}")["id"] == created["id"]
     finally:
         coordinator.stop()
 

@@ -62,15 +62,15 @@ def assert_alike(value: Any, expected: Any) -> None:
             assert_alike(value[key], item)
     elif isinstance(expected, list):
         assert len(value) == len(expected)
-        for item, other in zip(value, expected, strict=True):
-            assert_alike(item, other)
+        for item, counterpart in zip(value, expected, strict=True):
+            assert_alike(item, counterpart)
     else:
         assert value == (pytest.approx(expected, abs=1e-5) if isinstance(expected, float) else expected)
 
 
 def silo_workers() -> list[psutil.Process]:
-    mine = psutil.Process().children(recursive=True)
-    return [process for process in mine if "ray::SiloWorker" in " ".join(process.cmdline())]
+    children = psutil.Process().children(recursive=True)
+    return [process for process in children if "ray::SiloWorker" in " ".join(process.cmdline())]
 
 
 @pytest.mark.slow

@@ -92,8 +92,8 @@ def test_a_run_has_the_rounds_of_sampled_clients(tmp_path: Path, served: Served)
         assert len(taking) == 2
     assert all(client.final is not None for client in half.clients)
     losses = {name: [3.0, 2.5, 2.0, 1.5] for name in NAMES}
-    everybody = result("everybody", 0, losses, final=dict.fromkeys(NAMES, 1.5))
-    report = summarise(read, "study", [0], [everybody, half], [])
+    unsampled = result("everybody", 0, losses, final=dict.fromkeys(NAMES, 1.5))
+    report = summarise(read, "study", [0], [unsampled, half], [])
     assert [method.clients_per_round for method in report.methods] == [None, 2]
     assert "(half: 2 of 3 clients in each round)" in amounts(report)
     assert "everybody" not in amounts(report)

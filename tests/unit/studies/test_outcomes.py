@@ -63,8 +63,8 @@ def test_the_earlier_of_equal_states_is_the_best() -> None:
 
 
 def test_the_rule_best_needs_validation_in_all_runs() -> None:
-    known = result("local", 0, LOSSES, validated=True)
+    run = result("local", 0, LOSSES, validated=True)
     unknown = result("fedavg", 0, LOSSES, final={"aster": 0.6})
-    assert rules_of([known]) == ["best", "end"]
-    assert rules_of([known, unknown]) == ["end"]
+    assert rules_of([run]) == ["best", "end"]
+    assert rules_of([run, unknown]) == ["end"]
     assert best_state(client(unknown)) is None

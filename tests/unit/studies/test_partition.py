@@ -94,10 +94,10 @@ def test_training_excludes_held_out_rows_of_the_file(tmp_path: Path) -> None:
     held_out = {e.key for e in load_data(read.silo[1].train or "").test}
     left = 20 - len(held_out)
     aster, birch = read.silo
-    everything = read.model_copy(
+    unpartitioned = read.model_copy(
         update={"silo": [aster.model_copy(update={"examples": left - 4}), birch], "tests": 1, "validation": 0}
     )
-    trained = {e.key for silo_data in draw_examples(everything, 0).values() for e in silo_data.train}
+    trained = {e.key for silo_data in draw_examples(unpartitioned, 0).values() for e in silo_data.train}
     assert len(trained) == left
     assert not held_out & trained
 

@@ -46,12 +46,12 @@ def test_silos_have_rows_of_one_task_that_differ(tmp_path: Path) -> None:
         data = load_data(made.path / silo, validation_share=0)
         assert (len(data.train), len(data.test)) == (8, folder.HELD_OUT)
         for example in [*data.train, *data.test]:
-            asked = example.prompt.removeprefix("CIPHER ").removesuffix("=")
-            assert example.completion == TASKS["cipher"].answer(asked)
+            letters_asked = example.prompt.removeprefix("CIPHER ").removesuffix("=")
+            assert example.completion == TASKS["cipher"].answer(letters_asked)
         rows += [example.prompt for example in [*data.train, *data.test]]
         letters.append({letter for example in data.train for letter in example.prompt[7:-1]})
     assert len(set(rows)) == len(rows)
-    assert [len(known) for known in letters] == [13, 13]
+    assert [len(alphabet) for alphabet in letters] == [13, 13]
     assert len(letters[0] | letters[1]) == 16
 
 
@@ -64,9 +64,9 @@ def test_plan_is_one_that_a_coordinator_accepts() -> None:
 def test_earlier_folders_are_kept(tmp_path: Path) -> None:
     path = tmp_path / "quickstart"
     for number in range(3):
-        made = QuickstartFolder.create(path)
+        folder = QuickstartFolder.create(path)
         (path / "mine").write_text(str(number))
-    assert made.earlier == tmp_path / "quickstart.2"
+    assert folder.earlier == tmp_path / "quickstart.2"
     names = ("quickstart.1", "quickstart.2", "quickstart")
     assert [(tmp_path / name / "mine").read_text() for name in names] == ["0", "1", "2"]
 
@@ -165,10 +165,10 @@ def test_interrupt_is_answered_at_once(tmp_path: Path, awaited: str) -> None:
     assert process.stderr is not None
     while not re.search(awaited, process.stdout.readline()):
         assert process.poll() is None
-    asked = time.monotonic()
+    start = time.monotonic()
     process.send_signal(signal.SIGINT)
     assert process.stderr.readline() == "stopping ...\n"
-    assert time.monotonic() - asked < 2
+    assert time.monotonic() - start < 2
     process.communicate(timeout=60)
     assert process.returncode == 130
     assert not _processes_with(str(path))

@@ -48,21 +48,21 @@ def test_searches_of_other_code_are_not_used(tmp_path: Path, monkeypatch: pytest
 
 
 def test_a_rate_is_searched_by_one_run_only(tmp_path: Path) -> None:
-    mine, yours = SharedRates.of(FolderFiles(tmp_path)), SharedRates.of(FolderFiles(tmp_path))
+    first, yours = SharedRates.of(FolderFiles(tmp_path)), SharedRates.of(FolderFiles(tmp_path))
     events: list[str] = []
 
     def wait() -> None:
         with yours.searching("key"):
             events.append(str(yours.read("key").chosen))
 
-    with mine.searching("key"):
+    with first.searching("key"):
         with yours.searching("other"):
             events.append("other")
         waiting = threading.Thread(target=wait)
         waiting.start()
         time.sleep(0.1)
         events.append("mine")
-        mine.write("key", RateSearch(chosen=0.01))
+        first.write("key", RateSearch(chosen=0.01))
     waiting.join(10)
     assert events == ["other", "mine", "0.01"]
     assert yours.spent.wall >= 0.1  # waiting is no cost of a run

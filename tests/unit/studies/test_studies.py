@@ -79,14 +79,14 @@ def test_example_studies_have_valid_plans(tmp_path: Path) -> None:
     for read in studies:
         plan_by_method = {method.name: plan_of(read, method, 0, PIVOT) for method in methods_of(read)}
         require_equal_training(plan_by_method)
-        everything = methods_of(read, [*BUILT_IN, *read.method])
-        all_plans = {method.name: plan_of(read, method, 0, PIVOT) for method in everything}
+        methods = methods_of(read, [*BUILT_IN, *read.method])
+        all_plans = {method.name: plan_of(read, method, 0, PIVOT) for method in methods}
         for name in read.method:
             control = control_of(read, name, all_plans[name])
             if control is not None:
-                mine, other = all_plans[name], all_plans[control]
-                rates = mine.training.learning_rate, other.training.learning_rate
-                assert (mine.adapter, rates[0]) == (other.adapter, rates[1]), name
+                mine, control_plan = all_plans[name], all_plans[control]
+                rates = mine.training.learning_rate, control_plan.training.learning_rate
+                assert (mine.adapter, rates[0]) == (control_plan.adapter, rates[1]), name
         for name, plan in plan_by_method.items():
             assert plan.rounds.min_clients == len(read.founders)
             shipped = BUILT_IN[name].plan.get("strategy", {}) if name in BUILT_IN else None
@@ -243,11 +243,11 @@ def test_silos_of_several_models_need_a_pivot(tmp_path: Path) -> None:
 
 
 def test_a_methods_control_has_its_adapter_trained_alone(tmp_path: Path) -> None:
-    own = (
+    adapter_fields = (
         '[method.mine]\nlike = "fedmosaic"\ncontrol = "local"\n[method.child]\nlike = "mine"\n'
         '[method.wrong]\nlike = "fedmosaic"\ncontrol = "fedavg"\n'
     )
-    read = study(tmp_path, more=own)
+    read = study(tmp_path, more=adapter_fields)
     expected = {"fedmosaic": "local_both", "fedmosaic_pq": "local", "mine": "local", "child": "local"}
     for method in methods_of(read, [*expected]):
         assert control_of(read, method.name, plan_of(read, method, 0, PIVOT)) == expected[method.name]

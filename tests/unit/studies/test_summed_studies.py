@@ -80,10 +80,10 @@ def test_plain_and_summed_fedavg_end_with_equal_weights(
             plain = finals.weights[f"plain {silo}"]
             for name, values in finals.weights[f"{summed} {silo}"].items():
                 assert np.abs(values - plain[name]).max() < quantum + 1e-7, name
-    for ours, others in zip(results["masked"].clients, results["plain"].clients, strict=True):
-        for a, b in zip(ours.rounds, others.rounds, strict=True):
+    for masked, others in zip(results["masked"].clients, results["plain"].clients, strict=True):
+        for a, b in zip(masked.rounds, others.rounds, strict=True):
             assert (a.scores.trained, a.scores.kept) == (b.scores.trained, b.scores.kept)
-        assert ours.rounds[0].bytes_up > 0
+        assert masked.rounds[0].bytes_up > 0
 
 
 def test_a_study_with_summed_scores_is_refused(tmp_path: Path) -> None:

@@ -33,10 +33,10 @@ def test_an_error_of_the_listener_ends_the_run(tmp_path: Path) -> None:
 
 def test_a_failed_queue_releases_waiting_threads(tmp_path: Path) -> None:
     cell = planned_comparison(tmp_path).cells[0]
-    waiting, found = CellQueue([cell], lambda cell: ()), list[Cell | None]()
+    waiting, cells_taken = CellQueue([cell], lambda cell: ()), list[Cell | None]()
     assert waiting.next() == cell
-    thread = threading.Thread(target=lambda: found.append(waiting.next()), daemon=True)
+    thread = threading.Thread(target=lambda: cells_taken.append(waiting.next()), daemon=True)
     thread.start()
     waiting.fail(SystemExit(1))
     thread.join(timeout=10)
-    assert found == [None]
+    assert cells_taken == [None]

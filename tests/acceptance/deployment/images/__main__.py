@@ -117,7 +117,7 @@ def _build(storage: Storage, *, registry: bool) -> dict[str, Image]:
         bases = {"PYTHON_IMAGE": PYTHON_BASE, "CADDY_IMAGE": CADDY_BASE}
         names[SERVICES["postgres"]["image"]] = POSTGRES
     storage.build_targets({**bases, "TORCH_INDEX": torch_index()})
-    return {name: storage.image(there) for name, there in names.items()}
+    return {name: storage.image(image) for name, image in names.items()}
 
 
 def _run_containers(folder: Path) -> int:

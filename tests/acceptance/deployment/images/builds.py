@@ -232,9 +232,9 @@ def torch_index() -> str:
         if any(folder.glob("torch-*+cpu-*.whl")):
             return folder.as_uri()
     (argument,) = (
-        rest
-        for word, rest in dockerfile()["agent-installed"].instructions
-        if word == "ARG" and rest.startswith("TORCH_INDEX=")
+        arguments
+        for word, arguments in dockerfile()["agent-installed"].instructions
+        if word == "ARG" and arguments.startswith("TORCH_INDEX=")
     )
     return argument.partition("=")[2]
 

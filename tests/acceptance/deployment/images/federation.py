@@ -178,15 +178,15 @@ def _check_confinement(container: Container, outcome: Outcome) -> None:
 
 
 def _processes(container: Container) -> list[int]:
-    found = []
+    processes = []
     for path in Path("/proc").iterdir():
         try:
             if path.name.isdigit() and str((path / "ns/pid").readlink()) == container.space:
-                found.append(int(path.name))
+                processes.append(int(path.name))
         except OSError:
             continue
-    assert found
-    return found
+    assert processes
+    return processes
 
 
 def _client(machine: Machine) -> httpx.Client:

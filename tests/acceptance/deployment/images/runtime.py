@@ -67,8 +67,8 @@ def seccomp() -> dict[str, Any] | None:
     rules, machine = [], _ARCHITECTURES[platform.machine()]
     for rule in profile["syscalls"]:
         includes = rule.get("includes") or {}
-        here = machine in includes.get("arches", [machine])
-        if not here or includes.get("caps"):
+        is_included = machine in includes.get("arches", [machine])
+        if not is_included or includes.get("caps"):
             continue
         entry = {"names": rule["names"], "action": rule["action"]}
         if rule.get("errnoRet") is not None:
@@ -151,8 +151,8 @@ class Machine:
         shared = set(SERVICES[service].get("networks", []))
         for (name, network), address in self._addresses.items():
             if network in shared:
-                other = next(s for s in SERVICES if name in self.replicas(s))
-                lines.append(f"{address} {other} {name}" if other != name else f"{address} {other}")
+                peer = next(s for s in SERVICES if name in self.replicas(s))
+                lines.append(f"{address} {peer} {name}" if peer != name else f"{address} {peer}")
         return "\n".join(lines) + "\n"
 
     def stop(self) -> None:
@@ -219,9 +219,9 @@ class Container:
     def environment(self) -> dict[str, str]:
         """The image's variables and the composition's, with the defaults of a shell that sets none."""
         named = self.own.get("environment", {})
-        here = {k: _VARIABLE.sub(r"\1", str(v)) for k, v in named.items() if v is not None}
+        variables = {k: _VARIABLE.sub(r"\1", str(v)) for k, v in named.items() if v is not None}
         docker = {"PATH": _PATH, "HOME": self.image.home(self.uid), "HOSTNAME": self.name}
-        return docker | self.image.environment | here
+        return docker | self.image.environment | variables
 
     @property
     def health_argv(self) -> list[str]:

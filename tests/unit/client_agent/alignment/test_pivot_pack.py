@@ -60,7 +60,7 @@ def federation(
 ) -> Iterator[Callable[..., Federation]]:
     monkeypatch.setattr(module_selection, "FITTING_TASKS", 8)
     monkeypatch.setattr(module_selection, "HELD_OUT_TASKS", 3)
-    pivot, other = saved_model(name="pivot"), saved_model(name="other", hidden_size=48, seed=1)
+    pivot, large = saved_model(name="pivot"), saved_model(name="other", hidden_size=48, seed=1)
 
     with ExitStack() as stack:
 
@@ -74,7 +74,7 @@ def federation(
             path = f"/v1/federations/{federation_id}"
             assert served.admin.put(f"{path}/anchors", json=ANCHORS).is_success
             assert served.admin.post(f"{path}/start").is_success
-            return Federation(served, federation_id, pivot, other, tmp_path, stack)
+            return Federation(served, federation_id, pivot, large, tmp_path, stack)
 
         yield start
 
@@ -96,7 +96,7 @@ def test_agent_awaits_pivots_pack_and_builds_its_own(
 ) -> None:
     caplog.set_level(logging.INFO)
     running = federation()
-    other, pivotal = running.join("other", running.other), running.join("pivotal", running.pivot)
+    waiting, pivotal = running.join("other", running.other), running.join("pivotal", running.pivot)
     looks: list[float] = []
 
     def meanwhile(seconds: float) -> None:
@@ -106,7 +106,7 @@ def test_agent_awaits_pivots_pack_and_builds_its_own(
             assert built(caplog) == []
             prepare(pivotal)
 
-    digest = prepare(other, meanwhile)
+    digest = prepare(waiting, meanwhile)
     slugs = [base_model_slug(running.pivot), base_model_slug(running.other)]
     assert built(caplog) == slugs
     assert [*running.packs] == sorted(slugs)
@@ -118,13 +118,13 @@ def test_agent_awaits_pivots_pack_and_builds_its_own(
 
 def test_waiting_agent_can_be_stopped(federation: Callable[..., Federation]) -> None:
     running = federation()
-    other = running.join("other", running.other)
+    waiting = running.join("other", running.other)
 
     def stop(_: float) -> None:
         raise Stopped
 
     with pytest.raises(Stopped):
-        prepare(other, stop)
+        prepare(waiting, stop)
     assert running.packs == {}
 
 
@@ -133,9 +133,9 @@ def test_absent_pivot_client_is_replaced_if_plan_allows(
     allowed: bool, federation: Callable[..., Federation], caplog: pytest.LogCaptureFixture
 ) -> None:
     running = federation(pivot_pack_by_any_client=allowed)
-    other, looks, now = running.join("other", running.other), [], [0.0]
-    other = replace(
-        other, trainer=replace(other.trainer, pivot_wait=PivotWait(patience_seconds=60, clock=lambda: now[0]))
+    peer, looks, now = running.join("other", running.other), [], [0.0]
+    peer = replace(
+        peer, trainer=replace(peer.trainer, pivot_wait=PivotWait(patience_seconds=60, clock=lambda: now[0]))
     )
 
     def meanwhile(_: float) -> None:
@@ -145,12 +145,12 @@ def test_absent_pivot_client_is_replaced_if_plan_allows(
             raise Stopped
 
     if allowed:
-        prepare(other, meanwhile)
+        prepare(peer, meanwhile)
         assert looks == [[]] * 3  # at 0, 25 and 50 s
         assert running.packs.keys() == {base_model_slug(running.pivot), base_model_slug(running.other)}
         return
     with pytest.raises(Stopped):
-        prepare(other, meanwhile)
+        prepare(peer, meanwhile)
     assert running.packs == {}
     assert "tessera agent make-pivot-pack" in lines(caplog)[-1]
     assert "since 75 s" in lines(caplog)[-2]
@@ -216,9 +216,9 @@ def test_pack_is_redelivered_after_the_stored_one_ends(
             raise
 
     monkeypatch.setattr(slow.session.api, "put_pack", refused_and_then_free)
-    own = prepare(slow)
-    assert own != others[0]
-    assert [*running.packs.values()] == [own]
+    first_pack = prepare(slow)
+    assert first_pack != others[0]
+    assert [*running.packs.values()] == [first_pack]
     assert "the pack of another client was voided" in caplog.text
 
 
@@ -248,10 +248,10 @@ def test_packs_are_built_offline_between_syncs(
     running = federation()
 
     def machines(name: str, model: str) -> Machines:
-        who = running.join(name, model)
+        participant = running.join(name, model)
         home = running.folder / name
         file = config_beside(home, url=running.served.url, model=model, pivot_model=running.pivot)
-        return Machines(file, who.trainer.silo, monkeypatch)
+        return Machines(file, participant.trainer.silo, monkeypatch)
 
     pivotal, other = machines("pivotal", running.pivot), machines("other", running.other)
     assert other.sync().next == "work"

@@ -135,9 +135,9 @@ def test_pivot_and_empty_packs_are_not_testable(pivot_on_few_anchors: tuple[Base
     trial = Trial(ADAPTER, TRAINING, ANCHORS, seed=0)
     with pytest.raises(AlignmentImpossible, match="is the pivot"):
         sides(base, pivots_pack, base, pivots_pack, trial)
-    nothing = Pack({}, pivots_pack.manifest.model_copy(update={"selected": []}))
+    empty = Pack({}, pivots_pack.manifest.model_copy(update={"selected": []}))
     with pytest.raises(AlignmentImpossible, match="nothing to test"):
-        sides(shipped("tiny-l"), nothing, base, pivots_pack, trial)
+        sides(shipped("tiny-l"), empty, base, pivots_pack, trial)
 
 
 def test_random_frames_are_not_tested_against_random_frames(

@@ -233,8 +233,8 @@ def test_init_writes_a_template_that_data_shows(
     questions: Path, tmp_path: Path, choices: tuple[str, ...], answers: set[str]
 ) -> None:
     out = tmp_path / "silo.toml"
-    own = ("--template", r"Question: {text}\nIt asks for a", "--answer", "{kind}", *choices)
-    done = tessera("init", "--model", MODELS["S"], "--train", questions, *own, "--out", out)
+    options = ("--template", r"Question: {text}\nIt asks for a", "--answer", "{kind}", *choices)
+    done = tessera("init", "--model", MODELS["S"], "--train", questions, *options, "--out", out)
     assert done.exit_code == 0, done.output
     assert "20 examples of this template" in done.output
     shown = tessera("data", "--config", out, "--examples", "20").output

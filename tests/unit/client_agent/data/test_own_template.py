@@ -25,13 +25,13 @@ def template(prompt: str = "{text}", answer: str = "{coarse_label}", options: An
     return RowTemplate.model_validate({"prompt": prompt, "answer": answer, "options": options})
 
 
-def example(own: RowTemplate, row: dict[str, Any]) -> Example:
-    (read,) = by_template(own)([Row("rows.jsonl line 3", row)])
+def example(row_template: RowTemplate, row: dict[str, Any]) -> Example:
+    (read,) = by_template(row_template)([Row("rows.jsonl line 3", row)])
     return read
 
 
 @pytest.mark.parametrize(
-    ("own", "row", "text"),
+    ("row_template", "row", "text"),
     [
         (
             template("Question: {text}\nIt asks for a"),
@@ -54,12 +54,14 @@ def example(own: RowTemplate, row: dict[str, Any]) -> Example:
         ),
     ],
 )
-def test_question_with_options_reads_as_plain_text(own: RowTemplate, row: dict[str, Any], text: str) -> None:
-    read = example(own, row)
+def test_question_with_options_reads_as_plain_text(
+    row_template: RowTemplate, row: dict[str, Any], text: str
+) -> None:
+    read = example(row_template, row)
     assert read.prompt + read.completion == text
     assert not read.prompt.endswith(" ")
     assert read.metrics == ("option_accuracy",)
-    assert read.options == tuple(f" {option}" for option in own.texts)
+    assert read.options == tuple(f" {option}" for option in row_template.texts)
 
 
 BY_VALUE = {"true": "yes", "false": "no"}
@@ -111,7 +113,7 @@ def test_digest_of_an_example_follows_the_template() -> None:
 
 
 @pytest.mark.parametrize(
-    ("own", "row", "error"),
+    ("row_template", "row", "error"),
     [
         (
             template("{txt}"),
@@ -141,9 +143,11 @@ def test_digest_of_an_example_follows_the_template() -> None:
         (template(options=BY_VALUE), TREC, "is 3, and options names the values true, false; add it"),
     ],
 )
-def test_unfit_row_is_refused_with_its_place(own: RowTemplate, row: dict[str, Any], error: str) -> None:
+def test_unfit_row_is_refused_with_its_place(
+    row_template: RowTemplate, row: dict[str, Any], error: str
+) -> None:
     with pytest.raises(DataInvalid, match=rf"^rows\.jsonl line 3: .*{error}"):
-        example(own, row)
+        example(row_template, row)
 
 
 def test_unused_columns_are_named_and_bad_rows_skipped(tmp_path: Path) -> None:

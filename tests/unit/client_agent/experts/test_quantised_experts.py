@@ -65,8 +65,10 @@ def routed(base: BaseModel, size: float = 0.5) -> RoutedExperts:
 
 def divergence(predicted: torch.Tensor, expected: torch.Tensor) -> float:
     """Return KL(expected || predicted) per token, in nats."""
-    ours, dense = (nnf.log_softmax(values.float(), dim=-1).flatten(0, 1) for values in (predicted, expected))
-    return float(nnf.kl_div(ours, dense, log_target=True, reduction="batchmean"))
+    log_probabilities, dense = (
+        nnf.log_softmax(values.float(), dim=-1).flatten(0, 1) for values in (predicted, expected)
+    )
+    return float(nnf.kl_div(log_probabilities, dense, log_target=True, reduction="batchmean"))
 
 
 def weights_of(adapter: RoutedExperts) -> torch.Tensor:
@@ -93,8 +95,8 @@ def test_quantised_routed_bank_approximates_the_dense_one(load: Load, quantizati
     # which ones depends on the processor's arithmetic in bfloat16.
     assert shifted < {"nf4": 0.3, "int8": 0.02}[quantization]
     assert alphas[1].std(dim=0).min() > 0.1  # the router tells tokens apart
-    for other in (divergence(bare, expected), another):  # without the bank, and without the router
-        assert other > 4 * off
+    for distance in (divergence(bare, expected), another):  # without the bank, and without the router
+        assert distance > 4 * off
 
 
 @few_bits

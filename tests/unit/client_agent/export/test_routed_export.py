@@ -64,7 +64,7 @@ def test_experts_with_p_are_exported_except_with_q(
         adapter.load(random_tensors(adapter.layout, scale=0.2))
         rows = {n: v + np.float32(0.3) for n, v in adapter.private_state().items() if n.startswith("router.")}
         adapter.load_private(rows | {"router.x1.u": -rows["router.x1.u"]})
-        ours = logits_of(base.model, IDS)
+        expected = logits_of(base.model, IDS)
         if bias:
             with pytest.raises(ExportUnsupported, match=r"adapter\.bias"):
                 XLoraFiles.of(adapter)
@@ -72,7 +72,7 @@ def test_experts_with_p_are_exported_except_with_q(
         files = XLoraFiles.of(adapter)
     files.write(tmp_path, base, "model")
     with xlora_in_place(base, tmp_path, files.adapters(tmp_path)) as model:
-        torch.testing.assert_close(logits_of(model, IDS), ours, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(logits_of(model, IDS), expected, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("architecture", ["llama", "phi3", "gemma2"])
@@ -82,17 +82,17 @@ def test_public_peft_computes_the_routed_logits(
     base = tiny(architecture)
     bare = logits_of(base.model, IDS)
     with trained_bank(base, SOFT) as adapter:
-        ours = logits_of(base.model, IDS)
+        expected = logits_of(base.model, IDS)
         files = XLoraFiles.of(adapter)
         weights = adapter.bank.specialist_weights
         assert weights is not None
         assert weights.std(dim=1).min() > 0.01  # tokens differ
     files.write(tmp_path, base, "model")
     with xlora_in_place(base, tmp_path, files.adapters(tmp_path)) as model:
-        torch.testing.assert_close(logits_of(model, IDS), ours, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(logits_of(model, IDS), expected, atol=1e-5, rtol=1e-5)
     require_bare(base)
     torch.testing.assert_close(logits_of(base.model, IDS), bare, atol=0, rtol=0)
-    assert (ours - bare).abs().max() > 0.05
+    assert (expected - bare).abs().max() > 0.05
 
 
 def test_exported_class_is_an_ordinary_lora(tiny: Callable[..., BaseModel], tmp_path: Path) -> None:
@@ -140,9 +140,9 @@ def test_model_card_command_loads_a_moved_folder(
         exec(code, loaded)  # as a reader of the card runs it
     bare = logits_of(silo.base.model, IDS)
     with ROUTED.attach(silo):
-        ours = logits_of(silo.base.model, IDS)
+        expected = logits_of(silo.base.model, IDS)
     public = logits_of(loaded["m"], IDS).float()  # of weights in the float16 of the files
-    assert (public - ours).abs().max() < 0.05 < (public - bare).abs().max()
+    assert (public - expected).abs().max() < 0.05 < (public - bare).abs().max()
     assert capsys.readouterr().out
 
 

@@ -153,8 +153,8 @@ def test_backup_from_before_first_round_is_accepted(scene: BackedUpFederation) -
 
 def test_alignment_pack_missing_in_backup_is_redelivered(scene: BackedUpFederation, silo: Silo) -> None:
     alignment = {"pivot": silo.base.slug, "frames": "random"}
-    wanted = alone_plan(rounds={"total": 2, "min_clients": 1}, alignment=alignment)
-    scene.federation_id = scene.served.federation(**wanted)
+    aligned_plan = alone_plan(rounds={"total": 2, "min_clients": 1}, alignment=alignment)
+    scene.federation_id = scene.served.federation(**aligned_plan)
     scene.start()
     scene.back_up()
     scene.run_round()

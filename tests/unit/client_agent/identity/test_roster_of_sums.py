@@ -25,14 +25,14 @@ def links(served: Served, federation_id: str) -> list[SignedDocument]:
 def test_roster_gives_the_keys_of_a_version(served: Served, participant: Enrolled) -> None:
     federation_id = served.federation(**PLAN)
     session = participant(federation_id).session
-    other = served.enrol(federation_id, "birch", capabilities=["secure-sum-3"])
+    second = served.enrol(federation_id, "birch", capabilities=["secure-sum-3"])
     before = links(served, federation_id)
-    served.admin.delete(f"/v1/federations/{federation_id}/clients/{other.client_id}")
+    served.admin.delete(f"/v1/federations/{federation_id}/clients/{second.client_id}")
     after = links(served, federation_id)
     assert len(after) == len(before) + 1
     roster = Roster(session.home, "server", {})
     keys = roster.keys_at(federation_id, len(before), hash_of(before[-1]), session.api)
-    assert set(keys) == {session.client_id, other.client_id}
+    assert set(keys) == {session.client_id, second.client_id}
     assert (session.home / ROSTER).is_file()
     assert set(roster.keys_at(federation_id, len(after), hash_of(after[-1]), session.api)) == {
         session.client_id

@@ -92,9 +92,9 @@ def test_tokenizer_parts_have_their_own_digests(
     tmp_path: Path, change: Callable[[Parts], object], settings: Parts, parts: list[str]
 ) -> None:
     plain = digests(variant(tmp_path / "plain", chat_template=TEMPLATE))
-    other = digests(variant(tmp_path / "other", change, **{"chat_template": TEMPLATE, **settings}))
-    assert plain.differing(other) == parts
-    assert other.differing(plain) == parts
+    changed = digests(variant(tmp_path / "other", change, **{"chat_template": TEMPLATE, **settings}))
+    assert plain.differing(changed) == parts
+    assert changed.differing(plain) == parts
 
 
 def test_resaved_tokenizer_has_equal_digests(tmp_path: Path) -> None:

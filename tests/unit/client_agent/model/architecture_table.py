@@ -84,9 +84,9 @@ def main() -> None:
     table: dict[str, Any] = {}
     for name, model in sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.items()):
         with TemporaryDirectory() as folder:
-            found = {"refused": UNBUILT[name]} if name in UNBUILT else outcome(name, Path(folder))
-        table[name] = {"class": model, **found}
-        print(name, found, flush=True)
+            row = {"refused": UNBUILT[name]} if name in UNBUILT else outcome(name, Path(folder))
+        table[name] = {"class": model, **row}
+        print(name, row, flush=True)
     assert table.keys() == {*MODEL_TYPES, *UNBUILT}
     content = {"transformers": transformers_version, "architectures": table}
     TABLE.write_text(json.dumps(content, indent=1) + "\n", "utf-8")

@@ -68,10 +68,10 @@ def test_chat_refused_by_template_names_its_row() -> None:
 
 
 def test_example_equality_ignores_place_of_its_row() -> None:
-    here, there = (Example("", "done", TURNS, place=place) for place in ("a: row 1", "b: row 2"))
-    assert here == there
-    assert here.key == there.key
-    assert here.key != Example("", "done", (*TURNS[:1], Turn("assistant", "no"), *TURNS[2:])).key
+    first, second = (Example("", "done", TURNS, place=place) for place in ("a: row 1", "b: row 2"))
+    assert first == second
+    assert first.key == second.key
+    assert first.key != Example("", "done", (*TURNS[:1], Turn("assistant", "no"), *TURNS[2:])).key
 
 
 def test_plain_template_writes_lines_that_end_answers() -> None:

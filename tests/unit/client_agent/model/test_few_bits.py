@@ -78,12 +78,12 @@ def test_silo_comparisons_are_computed_on_dense_weights(tmp_path: Path) -> None:
     assert few.model_named(few.base.slug) is shared
     assert dense.model_named(dense.base.slug) is dense.base
     plan = SignaturePlan(dim=64)
-    own, ours, theirs = (
+    default, first, second = (
         sketch_of(model, few.data.train, plan).vector for model in (few.base, shared, dense.base)
     )
     assert shared.model.dtype == torch.bfloat16
-    assert cosine(ours, theirs) > 0.99
-    assert cosine(own, theirs) < 0.98
+    assert cosine(first, second) > 0.99
+    assert cosine(default, second) < 0.98
 
 
 def cosine(left: NDArray[np.float32], right: NDArray[np.float32]) -> float:
@@ -137,8 +137,8 @@ def test_quantised_silo_makes_the_dense_silos_pack(
     tmp_path: Path, fresh_database: Callable[[str], str], serve: Callable[..., Served]
 ) -> None:
     served = serve(fresh_database("sqlite"), tick_seconds=0.05, retry_seconds=0.05)
-    other, pivot = str(MODELS["L"]), str(MODELS["S"])
-    file = config(tmp_path, model=other, pivot_model=pivot, quantization="nf4")
+    large, pivot = str(MODELS["L"]), str(MODELS["S"])
+    file = config(tmp_path, model=large, pivot_model=pivot, quantization="nf4")
     silo = open_silo(read_settings(file))
     alignment = AlignmentPlan(pivot=base_model_slug(pivot), anchors=64, pivot_pack_by_any_client=True)
     federation_id = served.federation(
@@ -148,30 +148,34 @@ def test_quantised_silo_makes_the_dense_silos_pack(
     served.admin.put(f"/v1/federations/{federation_id}/anchors", json=content)
     served.start_federation(federation_id)
     with ExitStack() as stack:
-        who = enrolled(served, federation_id, silo, tmp_path, stack)
-        who = replace(who, trainer=replace(who.trainer, pivot_wait=PivotWait(patience_seconds=0)))
-        prepare(who, limited_sleep(500))
+        participant = enrolled(served, federation_id, silo, tmp_path, stack)
+        participant = replace(
+            participant, trainer=replace(participant.trainer, pivot_wait=PivotWait(patience_seconds=0))
+        )
+        prepare(participant, limited_sleep(500))
         slugs = (silo.base.slug, alignment.pivot)
-        stored = [who.session.api.pack(federation_id, slug) for slug in slugs]
-    found, pivots_pack = (Pack.from_body(body.body) for body in stored if body is not None)
+        stored = [participant.session.api.pack(federation_id, slug) for slug in slugs]
+    pack, pivots_pack = (Pack.from_body(body.body) for body in stored if body is not None)
     anchors = Anchors.model_validate(content).anchors[:64]
-    dense = [load_base_model(source, device=CPU, dtype=torch.bfloat16) for source in (other, pivot)]
+    dense = [load_base_model(source, device=CPU, dtype=torch.bfloat16) for source in (large, pivot)]
     expected = aligned_pack(*dense, pivots_pack, anchors, AdapterPlan(), alignment, federation_id)
     for name, values in expected.tensors.items():
-        np.testing.assert_allclose(found.tensors[name], values, rtol=1e-4, atol=1e-4 * np.abs(values).max())
+        np.testing.assert_allclose(pack.tensors[name], values, rtol=1e-4, atol=1e-4 * np.abs(values).max())
 
 
 @pytest.mark.parametrize("quantization", ["nf4", "int8"])
 def test_check_reports_precision_and_memory_of_a_step(tmp_path: Path, quantization: str) -> None:
-    found = {
-        held: {finding.subject: finding.detail for finding in findings(config(tmp_path, quantization=held))}
-        for held in ("none", quantization)
+    details = {
+        precision: {
+            finding.subject: finding.detail for finding in findings(config(tmp_path, quantization=precision))
+        }
+        for precision in ("none", quantization)
     }
-    assert found[quantization]["device"].endswith(f"bfloat16, linear layers in {quantization}")
-    assert found["none"]["device"].endswith("float32")
-    assert found[quantization]["model"] == found["none"]["model"]
-    few, step, recomputing = bytes_in(found[quantization]["memory"])
-    assert few < bytes_in(found["none"]["memory"])[0] / 2
+    assert details[quantization]["device"].endswith(f"bfloat16, linear layers in {quantization}")
+    assert details["none"]["device"].endswith("float32")
+    assert details[quantization]["model"] == details["none"]["model"]
+    few, step, recomputing = bytes_in(details[quantization]["memory"])
+    assert few < bytes_in(details["none"]["memory"])[0] / 2
     assert recomputing < step
 
 

@@ -72,8 +72,8 @@ def byte_level(tokens: list[str]) -> PreTrainedTokenizerFast:
 
 def test_first_bytes_of_byte_level_tokens_are_found() -> None:
     tokenizer = byte_level(["a", "\u0120the", "\u00c3\u00a9", "\u00c3", "\u00a9", "\u010a"])
-    found = first_bytes(tokenizer, 10).tolist()
-    assert found == [END, VALUES, ord("a"), ord(" "), 0xC3, 0xC3, 0xA9, ord("\n"), VALUES, VALUES]
+    first = first_bytes(tokenizer, 10).tolist()
+    assert first == [END, VALUES, ord("a"), ord(" "), 0xC3, 0xC3, 0xA9, ord("\n"), VALUES, VALUES]
 
 
 def test_first_bytes_of_sentence_pieces_are_found() -> None:

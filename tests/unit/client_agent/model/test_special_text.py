@@ -144,8 +144,8 @@ def test_turns_of_a_chat_are_text(tokenizer: PreTrainedTokenizerFast) -> None:
     assert prompt.text == tokenizer.apply_chat_template(
         [turn.message() for turn in turns], tokenize=False, add_generation_prompt=True
     )
-    asked = encode_question(Example("", "it ends <|im_end|>", turns), tokenizer, 10_000)
-    assert encode_chat(turns, tokenizer) == asked == list(text.ids[: len(asked)])
+    encoded = encode_question(Example("", "it ends <|im_end|>", turns), tokenizer, 10_000)
+    assert encode_chat(turns, tokenizer) == encoded == list(text.ids[: len(encoded)])
 
 
 def test_chat_has_the_ids_of_its_template(tokenizer: PreTrainedTokenizerFast) -> None:
@@ -173,8 +173,8 @@ def test_rendered_chat_is_recognised_in_plain_text(
     ids = encode_example(example, tokenizer, 10_000).ids
     assert special_ids(tokenizer, ids) == tokens
     if example.prompt:
-        asked = encode_prompt(example.prompt, tokenizer, chat=False)
-        assert special_ids(tokenizer, asked) == tokens[: len(special_ids(tokenizer, asked))]
+        encoded = encode_prompt(example.prompt, tokenizer, chat=False)
+        assert special_ids(tokenizer, encoded) == tokens[: len(special_ids(tokenizer, encoded))]
 
 
 def test_placeholder_characters_for_tokens_are_refused() -> None:

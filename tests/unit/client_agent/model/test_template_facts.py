@@ -44,9 +44,9 @@ def with_template(body: str, before: str = "") -> PreTrainedTokenizerFast:
 def test_calls_and_tools_are_rendered(body: str, arguments: str) -> None:
     tokenizer = with_template(body, TOOLS)
     turns = (QUESTION, Turn("assistant", "", ONE_CALL), Turn("tool", "12"), Turn("assistant", "12", REASON))
-    learnt = rendered_chat(turns, tokenizer, tools=TOOL)
-    assert learnt.text.startswith("price;[user]How much?<eos>[assistant]price")
-    assert [learnt.text[a:b] for a, b in learnt.spans] == [f"price{arguments}<eos>", "(clay)12<eos>"]
+    rendered = rendered_chat(turns, tokenizer, tools=TOOL)
+    assert rendered.text.startswith("price;[user]How much?<eos>[assistant]price")
+    assert [rendered.text[a:b] for a, b in rendered.spans] == [f"price{arguments}<eos>", "(clay)12<eos>"]
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def test_template_may_quote_or_trim_content(body: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "kind", "learnt"),
+    ("body", "kind", "parts"),
     [
         (BODY, "template", ["yes<eos>", "done<eos>"]),
         (BODY + "\n", "template", ["yes<eos>", "done<eos>"]),
@@ -102,10 +102,10 @@ def test_template_may_quote_or_trim_content(body: str) -> None:
         ("{{ m.content }}<pad>", "never", ["yes<pad>", "done<pad>"]),
     ],
 )
-def test_end_of_answers_is_found(body: str, kind: str, learnt: list[str]) -> None:
+def test_end_of_answers_is_found(body: str, kind: str, parts: list[str]) -> None:
     tokenizer = with_template(body)
     assert facts_of(tokenizer).ending.kind == kind
-    assert learnt_texts(tokenizer) == learnt
+    assert learnt_texts(tokenizer) == parts
     assert (ending_fault(tokenizer) is not None) == (kind == "never")
 
 

@@ -39,8 +39,8 @@ def test_records_are_drawn_independently_with_equal_probability() -> None:
     assert counts == pytest.approx(0.25, abs=5 * np.sqrt(0.25 * 0.75 / 4000))
     sizes = np.array([len(draw) for draw in draws])
     assert sizes.var() == pytest.approx(12 * 0.25 * 0.75, rel=0.12)  # binomial: nobody's fate is another's
-    everybody = Mechanism(sampled=12, records=12, noise_multiplier=1.0, clip=1.0, dim=1)
-    assert sample_records(everybody, below) == list(range(12))
+    all_records = Mechanism(sampled=12, records=12, noise_multiplier=1.0, clip=1.0, dim=1)
+    assert sample_records(all_records, below) == list(range(12))
 
 
 @pytest.mark.slow

@@ -22,11 +22,11 @@ def seeded(seed: int) -> Words:
 
 def scripted(*words: int) -> Words:
     """Return these words in this order, in pieces of any size."""
-    rest = list(words)
+    remaining = list(words)
 
     def draw(count: int) -> np.ndarray:
-        taken = [rest.pop(0) for _ in range(count)]
-        return np.array(taken, np.uint64)
+        drawn = [remaining.pop(0) for _ in range(count)]
+        return np.array(drawn, np.uint64)
 
     return draw
 
@@ -40,8 +40,8 @@ def test_samples_have_the_distribution_of_the_discrete_gaussian() -> None:
     edges = np.linspace(-3 * sigma, 3 * sigma, 61)
     bins = np.digitize(support, edges)
     expected = np.bincount(bins, weights=share, minlength=62) * count
-    seen = np.bincount(np.digitize(drawn, edges), minlength=62)
-    assert float(((seen - expected) ** 2 / expected).sum()) < chi2.ppf(1 - 1e-4, 61)
+    counts = np.bincount(np.digitize(drawn, edges), minlength=62)
+    assert float(((counts - expected) ** 2 / expected).sum()) < chi2.ppf(1 - 1e-4, 61)
     assert np.bincount(drawn & 1, minlength=2) / count == pytest.approx([0.5, 0.5], abs=0.005)
 
 

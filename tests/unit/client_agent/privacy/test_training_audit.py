@@ -63,8 +63,8 @@ def attacked(mechanism: Mechanism, steps: int, *, canary: bool) -> float:
         present = sample if canary else [batch for batch in sample if batch[0] is not CANARY]
         private.noisy_gradient(base, present, parameters, gradient)
         assert parameter.grad is not None
-        seen = float(parameter.grad[0]) * mechanism.sampled / mechanism.clip
-        ratio = min((2 * seen - 1) / (2 * mechanism.noise_multiplier**2), 500.0)
+        statistic = float(parameter.grad[0]) * mechanism.sampled / mechanism.clip
+        ratio = min((2 * statistic - 1) / (2 * mechanism.noise_multiplier**2), 500.0)
         total += math.log(1 - share + share * math.exp(ratio))
     return total
 

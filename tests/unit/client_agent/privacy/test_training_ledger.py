@@ -58,12 +58,12 @@ def test_steps_are_charged_once_and_again_if_repeated(tmp_path: Path) -> None:
 
 def test_steps_of_other_mechanisms_or_federations_add_up(tmp_path: Path) -> None:
     pay(tmp_path, 1, 4)
-    other = Mechanism(sampled=8, records=63, noise_multiplier=3.0, clip=1.0, dim=4)
-    pay(tmp_path, 1, 4, other)
+    changed = Mechanism(sampled=8, records=63, noise_multiplier=3.0, clip=1.0, dim=4)
+    pay(tmp_path, 1, 4, changed)
     pay(tmp_path, 1, 4, federation="g")
     assert paid(tmp_path) == 12
     (*_, last) = Ledger(tmp_path).read().training
-    assert last.epsilon == epsilon_of_counted([(NOISY, 8), (other, 4)], DP.delta)
+    assert last.epsilon == epsilon_of_counted([(NOISY, 8), (changed, 4)], DP.delta)
 
 
 def test_spent_training_budget_is_refused_with_a_remedy(tmp_path: Path) -> None:

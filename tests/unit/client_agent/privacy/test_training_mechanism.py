@@ -28,16 +28,16 @@ def test_training_epsilon_agrees_with_the_prv_accountant(
     noise: float, sampled: int, records: int, steps: int
 ) -> None:
     """Gopi, Lee, Wutschitz, "Numerical Composition of Differential Privacy" (NeurIPS 2021)."""
-    ours = epsilon_of_counted([(Mechanism(sampled, records, noise, 1.0, 1), steps)], DELTA)
-    other = PRVAccountant(
+    epsilon = epsilon_of_counted([(Mechanism(sampled, records, noise, 1.0, 1), steps)], DELTA)
+    reference = PRVAccountant(
         prvs=[PoissonSubsampledGaussianMechanism(sampled / records, noise)],
         max_self_compositions=[steps],
         eps_error=0.01,
         delta_error=DELTA / 1000,
     )
-    least, estimate, most = other.compute_epsilon(DELTA, [steps])
-    assert least <= ours <= most * 1.01
-    assert ours == pytest.approx(estimate, rel=0.02)
+    least, estimate, most = reference.compute_epsilon(DELTA, [steps])
+    assert least <= epsilon <= most * 1.01
+    assert epsilon == pytest.approx(estimate, rel=0.02)
 
 
 @pytest.mark.slow

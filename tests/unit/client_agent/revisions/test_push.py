@@ -67,8 +67,8 @@ def settled(served: Served, tmp_path: Path) -> Settled:
     return write
 
 
-def keeping(who: Participant, settings: AgentSettings) -> Participant:
-    return replace(who, keep_revisions=RevisionKeeper(settings, "aster"))
+def keeping(participant: Participant, settings: AgentSettings) -> Participant:
+    return replace(participant, keep_revisions=RevisionKeeper(settings, "aster"))
 
 
 def store_of(settings: AgentSettings) -> RevisionStore:
@@ -93,10 +93,10 @@ def no_silo() -> Silo:
 
 def test_each_round_is_exported_and_linked(settled: Settled, started: Enrolled) -> None:
     settings = settled()
-    who = keeping(started(**PLAN), settings)
+    participant = keeping(started(**PLAN), settings)
     folder, firsts = served_by(settings), {}
     for number in (1, 2):
-        take_part(who, next_brief(who))
+        take_part(participant, next_brief(participant))
         assert folder.current() == f"aster@{number}"
         if number == 1:
             firsts = content(folder, "aster@1")
@@ -106,7 +106,7 @@ def test_each_round_is_exported_and_linked(settled: Settled, started: Enrolled) 
     record, _ = folder.read("aster@2")
     revision = store_of(settings).find(2)
     assert (record.round, record.digest, record.format) == (2, revision.digest, "peft")
-    assert record.base_model == who.trainer.silo.base.slug
+    assert record.base_model == participant.trainer.silo.base.slug
     folder.verify(record)
     assert "aster@2" in (folder.path / "current" / "README.md").read_text()
     assert not [entry for entry in folder.path.iterdir() if entry.name.startswith(".")]
@@ -114,19 +114,19 @@ def test_each_round_is_exported_and_linked(settled: Settled, started: Enrolled) 
 
 def test_agents_without_an_export_keep_revisions(served: Served, settled: Settled, started: Enrolled) -> None:
     settings = settled(keep_revisions="2")
-    who = keeping(started(**PLAN | {"rounds": {"total": 2, "min_clients": 1}}), settings)
-    run(who, limited_sleep(500))
+    participant = keeping(started(**PLAN | {"rounds": {"total": 2, "min_clients": 1}}), settings)
+    run(participant, limited_sleep(500))
     assert [(r.number, r.variant) for r in store_of(settings).all()] == [(2, "trained"), (3, "final")]
     assert not settings.export.folder.exists()
 
 
 def test_finished_agent_adds_nothing_at_its_next_start(settled: Settled, started: Enrolled) -> None:
     settings = settled()
-    who = started(**PLAN | {"rounds": {"total": 1, "min_clients": 1}})
-    run(keeping(who, settings), limited_sleep(500))
+    participant = started(**PLAN | {"rounds": {"total": 1, "min_clients": 1}})
+    run(keeping(participant, settings), limited_sleep(500))
     state = sorted(path for path in settings.folder.rglob("*") if "sent" not in path.parts)
     assert served_by(settings).current() == "aster@2"
-    run(keeping(who, settings), limited_sleep(500))
+    run(keeping(participant, settings), limited_sleep(500))
     assert sorted(path for path in settings.folder.rglob("*") if "sent" not in path.parts) == state
 
 
@@ -134,8 +134,8 @@ def test_command_runs_after_the_link_moved(settled: Settled, started: Enrolled, 
     log = tmp_path / "hook.log"
     script = f"readlink $TESSERA_EXPORT_FOLDER/current >> {log}; env | grep ^TESSERA_ | sort >> {log}"
     settings = settled(f"run = {json.dumps(['sh', '-c', script])}")
-    who = keeping(started(**PLAN), settings)
-    take_part(who, next_brief(who))
+    participant = keeping(started(**PLAN), settings)
+    take_part(participant, next_brief(participant))
     folder = settings.export.folder.absolute()
     linked, *variables = log.read_text().splitlines()
     assert linked == "aster@1"
@@ -150,8 +150,8 @@ def test_command_runs_after_the_link_moved(settled: Settled, started: Enrolled, 
     }
     assert {f"{name}={value}" for name, value in expected.items()} <= set(variables)
     runs = log.read_text()
-    who.keep_revisions(who)
-    keeping(who, settings).keep_revisions(who)
+    participant.keep_revisions(participant)
+    keeping(participant, settings).keep_revisions(participant)
     assert log.read_text() == runs
 
 
@@ -159,20 +159,20 @@ def test_failed_command_is_reported_and_tried_again(
     settled: Settled, started: Enrolled, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     settings = settled("""run = ["sh", "-c", "test -e done || { echo 'no server' >&2; exit 3; }"]""")
-    who = keeping(started(**PLAN), settings)
+    participant = keeping(started(**PLAN), settings)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(tmp_path)
-        take_part(who, next_brief(who))
+        take_part(participant, next_brief(participant))
         assert served_by(settings).current() == "aster@1"
         assert "sh ended with status 3: no server" in caplog.text
         shown = tessera("status", "--config", tmp_path / "silo.toml", env={"COLUMNS": "400"}).stdout
         assert "aster@1, the newest" in shown
         assert "the command of export.run of revision 1 failed; next try after" in shown
         caplog.clear()
-        who.keep_revisions(who)
+        participant.keep_revisions(participant)
         assert not caplog.records  # not before its time
         (tmp_path / "done").touch()
-        keeping(who, settings).keep_revisions(who)  # at the next start
+        keeping(participant, settings).keep_revisions(participant)  # at the next start
     assert Serving.read(settings.folder) == Serving(notified="aster@1")
 
 
@@ -226,13 +226,13 @@ def test_rollback_serves_an_older_revision(
     settled: Settled, started: Enrolled, caplog: pytest.LogCaptureFixture
 ) -> None:
     settings = settled()
-    who = keeping(started(**PLAN), settings)
+    participant = keeping(started(**PLAN), settings)
     folder, store = served_by(settings), store_of(settings)
     for _ in range(2):
-        take_part(who, next_brief(who))
+        take_part(participant, next_brief(participant))
     Push(settings, "aster").roll_back(store, 1, no_silo, awaited)
     assert folder.current() == "aster@1"
-    take_part(who, next_brief(who))
+    take_part(participant, next_brief(participant))
     # Training goes on from the newest state; it is exported, and not served.
     assert store.numbers() == [1, 2, 3]
     assert folder.labels() == ["aster@1", "aster@2", "aster@3"]
@@ -246,9 +246,9 @@ def test_rollback_after_a_failed_command_runs_it(settled: Settled, started: Enro
     log = tmp_path / "hook.log"
     script = f"echo $TESSERA_REVISION_NAME >> {log}; test $TESSERA_REVISION != 2"
     settings = settled(f"run = {json.dumps(['sh', '-c', script])}")
-    who = keeping(started(**PLAN), settings)
+    participant = keeping(started(**PLAN), settings)
     for _ in range(2):
-        take_part(who, next_brief(who))
+        take_part(participant, next_brief(participant))
     # The server may have loaded revision 2, although the command for it failed.
     Push(settings, "aster").roll_back(store_of(settings), 1, no_silo, awaited)
     assert log.read_text().split() == ["aster@1", "aster@2", "aster@1"]
@@ -256,11 +256,11 @@ def test_rollback_after_a_failed_command_runs_it(settled: Settled, started: Enro
 
 def test_pruning_keeps_the_pinned_revision(settled: Settled, started: Enrolled) -> None:
     settings = settled("", keep_revisions="1")
-    who = keeping(started(**PLAN), settings)
-    take_part(who, next_brief(who))
+    participant = keeping(started(**PLAN), settings)
+    take_part(participant, next_brief(participant))
     Push(settings, "aster").roll_back(store_of(settings), 1, no_silo, awaited)
     for _ in range(2):
-        take_part(who, next_brief(who))
+        take_part(participant, next_brief(participant))
     assert store_of(settings).numbers()[0] == 1
     assert served_by(settings).current() == "aster@1"
 
@@ -269,16 +269,16 @@ def test_unreadable_export_folder_stops_no_training(
     settled: Settled, started: Enrolled, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = settled()
-    who = keeping(started(**PLAN), settings)
+    participant = keeping(started(**PLAN), settings)
 
     def gone(self: ServedFolder, name: str) -> list[int]:
         raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
 
     with monkeypatch.context() as patch:
         patch.setattr(ServedFolder, "numbers", gone)
-        take_part(who, next_brief(who))
+        take_part(participant, next_brief(participant))
     assert "cannot be read (Stale file handle); trying again" in caplog.text
-    who.keep_revisions(who)
+    participant.keep_revisions(participant)
     assert served_by(settings).current() == "aster@1"
 
 
@@ -291,13 +291,13 @@ def test_command_gets_no_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 def test_rollback_exports_a_removed_revision_again(settled: Settled, started: Enrolled) -> None:
     settings = settled()
-    who = keeping(started(**PLAN), settings)
+    participant = keeping(started(**PLAN), settings)
     folder, store = served_by(settings), store_of(settings)
     for _ in range(2):
-        take_part(who, next_brief(who))
+        take_part(participant, next_brief(participant))
     before = content(folder, "aster@1")
     folder.remove("aster@1")
-    record = Push(settings, "aster").roll_back(store, 1, lambda: who.trainer.silo, awaited)
+    record = Push(settings, "aster").roll_back(store, 1, lambda: participant.trainer.silo, awaited)
     assert (folder.current(), record.round) == ("aster@1", 1)
     assert content(folder, "aster@1") == before
     with pytest.raises(RevisionMissing, match=r"revision 7 is not in .* which has 1, 2"):
@@ -326,8 +326,8 @@ def test_folder_of_another_agent_is_not_taken_over(
     folder = served_by(settings)
     export(folder, 4, name="birch")
     folder.point("birch@4")
-    who = keeping(started(**PLAN), settings)
-    take_part(who, next_brief(who))
+    participant = keeping(started(**PLAN), settings)
+    take_part(participant, next_brief(participant))
     assert folder.current() == "birch@4"
     assert "another agent exports there; set another export.folder" in caplog.text
 
@@ -337,16 +337,16 @@ def test_inexact_export_is_not_served(
     settled: Settled, started: Enrolled, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     settings = settled()
-    who = keeping(started(**PLAN), settings)
-    take_part(who, next_brief(who))
+    participant = keeping(started(**PLAN), settings)
+    take_part(participant, next_brief(participant))
     with monkeypatch.context() as patch:
         patch.setattr("client_agent.export.job.largest_difference", lambda *_: -1.0)
-        take_part(who, next_brief(who))
+        take_part(participant, next_brief(participant))
     folder = served_by(settings)
     assert (folder.labels(), folder.current()) == (["aster@1"], "aster@1")
     assert store_of(settings).numbers() == [1, 2]
     assert "aster@2: the export failed and is tried again: the export has held-out loss" in caplog.text
-    take_part(who, next_brief(who))
+    take_part(participant, next_brief(participant))
     assert folder.labels() == ["aster@1", "aster@2", "aster@3"]
     assert Serving.read(settings.folder).failure is None
 
@@ -355,9 +355,9 @@ def test_unforeseen_fault_does_not_stop_training(
     settled: Settled, started: Enrolled, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     settings = settled()
-    who = keeping(started(**PLAN), settings)
+    participant = keeping(started(**PLAN), settings)
     monkeypatch.setattr(Push, "_export_missing", lambda *_: 1 / 0)
-    assert take_part(who, next_brief(who))
+    assert take_part(participant, next_brief(participant))
     assert "the export failed and is tried again: division by zero" in caplog.text
     assert "Traceback" in caplog.text
 
@@ -367,10 +367,10 @@ def test_full_disk_of_the_export_folder_loses_nothing(
 ) -> None:
     with mounted(tmp_path / "disk", "size=1m") as disk:
         settings = settled(f'folder = "{disk}"')
-        who = keeping(started(**PLAN), settings)
-        take_part(who, next_brief(who))
+        participant = keeping(started(**PLAN), settings)
+        take_part(participant, next_brief(participant))
         filler = fill(disk)
-        take_part(who, next_brief(who))
+        take_part(participant, next_brief(participant))
         folder = served_by(settings)
         assert folder.current() == "aster@1"
         folder.verify(folder.read("aster@1")[0])
@@ -380,7 +380,7 @@ def test_full_disk_of_the_export_folder_loses_nothing(
         assert failure.reason == f"the disk of {disk} is full; free space there"
         assert f"tried again: {failure.reason}" in caplog.text
         filler.unlink()
-        keeping(who, settings).keep_revisions(who)
+        keeping(participant, settings).keep_revisions(participant)
         assert folder.current() == "aster@2"
         assert [entry.name for entry in disk.iterdir() if entry.name.startswith(".")] == []
 
@@ -392,7 +392,7 @@ def test_full_disk_of_the_agent_is_waited_for(
     with mounted(tmp_path / "disk", "size=64m") as disk, ExitStack() as stack:
         settings = settled().model_copy(update={"folder": disk / "state"})
         federation_id = served.federation(**PLAN | {"rounds": {"total": 1, "min_clients": 1}})
-        who = keeping(enrolled(served, federation_id, silo, settings.folder, stack), settings)
+        participant = keeping(enrolled(served, federation_id, silo, settings.folder, stack), settings)
         served.admin.post(f"/v1/federations/{federation_id}/start")
         filled: list[Path] = []
         add = RevisionStore.add_states
@@ -408,7 +408,7 @@ def test_full_disk_of_the_agent_is_waited_for(
             time.sleep(0.02)
 
         monkeypatch.setattr(RevisionStore, "add_states", add_on_a_full_disk)
-        run(who, sleep)
+        run(participant, sleep)
         assert filled
         assert store_of(settings).numbers() == [1, 2]
         assert served_by(settings).current() == "aster@2"
@@ -449,8 +449,8 @@ def test_agent_killed_between_export_and_link_repairs_it(
     settled: Settled, started: Enrolled, tmp_path: Path, place: str
 ) -> None:
     settings = settled(f'run = ["sh", "-c", "echo $TESSERA_REVISION_NAME >> {tmp_path}/hook.log"]')
-    who = keeping(started(**PLAN | {"rounds": {"total": 2, "min_clients": 1}}), settings)
-    take_part(who, next_brief(who))
+    participant = keeping(started(**PLAN | {"rounds": {"total": 2, "min_clients": 1}}), settings)
+    take_part(participant, next_brief(participant))
     file = tmp_path / "silo.toml"
     root = Path(__file__).parents[4]
     killed = subprocess.run(
@@ -463,7 +463,7 @@ def test_agent_killed_between_export_and_link_repairs_it(
     folder = served_by(settings)
     assert folder.current() == ("aster@2" if place == "run" else "aster@1")
     assert folder.labels() == (["aster@1"] if place == "seal" else ["aster@1", "aster@2"])
-    run(keeping(who, settings), limited_sleep(500))
+    run(keeping(participant, settings), limited_sleep(500))
     assert folder.labels() == ["aster@1", "aster@2", "aster@3"]
     assert folder.current() == "aster@3"
     assert (tmp_path / "hook.log").read_text().splitlines() == ["aster@1", "aster@2", "aster@3"]
@@ -488,19 +488,19 @@ def test_revision_gives_the_adapter_of_its_round(
     settled: Settled, started: Enrolled, strategy: dict[str, Any], adapter: dict[str, Any]
 ) -> None:
     settings = settled(keep_revisions="9")
-    who = keeping(
+    participant = keeping(
         started(
             **PLAN | {"strategy": strategy, "adapter": adapter, "rounds": {"total": 2, "min_clients": 1}}
         ),
         settings,
     )
     expected: list[dict[str, Any]] = []
-    home, silo = who.workspace.home, who.trainer.silo
+    home, silo = participant.workspace.home, participant.trainer.silo
     for number in (1, 2):
-        take_part(who, next_brief(who))
+        take_part(participant, next_brief(participant))
         with adapter_of_round(silo, home, number, "kept") as placed:
             expected.append(effect(placed.adapter))
-    run(who, limited_sleep(500))
+    run(participant, limited_sleep(500))
     with adapter_of_round(silo, home, None, "kept") as placed:
         expected.append(effect(placed.adapter))
     shutil.rmtree(home / "rounds")
@@ -522,12 +522,12 @@ def effect(adapter: Adapter) -> dict[str, Any]:
 def test_commands_show_revisions_and_roll_back(settled: Settled, started: Enrolled, tmp_path: Path) -> None:
     settings = settled()
     file = tmp_path / "silo.toml"
-    who = keeping(started(**PLAN), settings)
+    participant = keeping(started(**PLAN), settings)
     empty = tessera("history", "--config", file)
     assert (empty.exit_code, empty.stdout) == (0, "")
     assert "no revisions yet" in empty.stderr
     for _ in range(2):
-        take_part(who, next_brief(who))
+        take_part(participant, next_brief(participant))
     rows = json.loads(tessera("history", "--config", file, "--json").stdout)
     assert [(row["number"], row["marks"]) for row in rows] == [
         (2, ["newest", "served", "exported"]),

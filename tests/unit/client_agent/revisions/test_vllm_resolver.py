@@ -97,12 +97,14 @@ def test_name_is_the_current_revision(folder: ServedFolder) -> None:
 
 
 def test_names_and_ids_differ_per_revision(folder: ServedFolder) -> None:
-    found = resolver(folder)
+    first = resolver(folder)
     names, numbers = set(), set()
     for current in ("aster@1", "aster@2"):
         folder.point(current)
-        for asked in ("aster", "aster@1", "aster@2"):
-            resolved, again = (made.resolve("example/base", asked) for made in (found, resolver(folder)))
+        for name in ("aster", "aster@1", "aster@2"):
+            resolved, again = (
+                instance.resolve("example/base", name) for instance in (first, resolver(folder))
+            )
             assert resolved is not None
             assert resolved == again
             assert 0 < resolved.number < 2**63
@@ -156,11 +158,11 @@ def test_replaced_file_is_refused(folder: ServedFolder, caplog: pytest.LogCaptur
 def test_record_replaced_while_serving_is_refused(
     folder: ServedFolder, caplog: pytest.LogCaptureFixture
 ) -> None:
-    found = resolver(folder)
-    assert found.resolve("example/base", "aster@1") is not None
+    instance = resolver(folder)
+    assert instance.resolve("example/base", "aster@1") is not None
     folder.remove("aster@1")
     export(folder, 1, round=9)
-    assert found.resolve("example/base", "aster@1") is None
+    assert instance.resolve("example/base", "aster@1") is None
     assert "was replaced since this server first read it" in caplog.text
 
 
@@ -200,9 +202,9 @@ def test_environment_names_the_folders(
     register()  # without the variable nothing of vLLM is imported
     monkeypatch.setenv("TESSERA_ADAPTERS", f"{folder.path}{os.pathsep}{tmp_path / 'later'}")
     monkeypatch.setenv("TESSERA_BASE_MODEL", BASE)
-    found = TesseraResolver.from_environment()
-    assert [served.path for served in found.folders] == [folder.path, tmp_path / "later"]
-    assert found.base_model == BASE
+    instance = TesseraResolver.from_environment()
+    assert [served.path for served in instance.folders] == [folder.path, tmp_path / "later"]
+    assert instance.base_model == BASE
 
 
 def test_plugin_is_declared_for_vllm() -> None:
@@ -243,14 +245,14 @@ def test_resolver_has_the_signature_of_vllm(vllm: Path) -> None:
     (method,) = abstract.values()
     assert isinstance(method, ast.AsyncFunctionDef)
     assert inspect.iscoroutinefunction(TesseraResolver.resolve_lora)
-    ours = inspect.signature(TesseraResolver.resolve_lora)
+    signature = inspect.signature(TesseraResolver.resolve_lora)
     annotated = {argument.arg: argument.annotation for argument in method.args.args}
-    assert list(annotated) == list(ours.parameters)
+    assert list(annotated) == list(signature.parameters)
     for name in ("base_model_name", "lora_name"):
         annotation: Any = annotated[name]
-        assert ast.unparse(annotation) == ours.parameters[name].annotation
+        assert ast.unparse(annotation) == signature.parameters[name].annotation
     assert method.returns is not None
-    assert ast.unparse(method.returns) in (ours.return_annotation, "Optional[LoRARequest]")
+    assert ast.unparse(method.returns) in (signature.return_annotation, "Optional[LoRARequest]")
 
 
 @pytest.mark.slow

@@ -47,19 +47,19 @@ def test_sparse_update_sends_largest_values_within_budget(
     served: Served, participant: Enrolled, recipe: dict[str, Any]
 ) -> None:
     scene = LoneSilo(served, participant, adapter=LORA, wire={"recipe": recipe, "max_bytes": 500})
-    one, two = scene.run_rounds(), scene.run_rounds()
-    for folder in (one, two):
+    first, two = scene.run_rounds(), scene.run_rounds()
+    for folder in (first, two):
         assert 470 < octets(folder) <= 500
-    before = stored_tensors(two, WEIGHTS) if recipe is SERVED else stored_tensors(one, SENT)
-    lost = stored_tensors(one, RESIDUAL) if recipe is SERVED else {}
+    before = stored_tensors(two, WEIGHTS) if recipe is SERVED else stored_tensors(first, SENT)
+    lost = stored_tensors(first, RESIDUAL) if recipe is SERVED else {}
     state, sent = scene.stored(layout_of(two)), update_difference(two)
     for name, values in trained_tensors(two).items():
         assert (state[name] == before[name] + sent[name]).all()
-        wanted = values - before[name] + lost.get(name, np.float32(0))
-        unsent = np.abs(wanted)[sent[name] == 0]
+        target = values - before[name] + lost.get(name, np.float32(0))
+        unsent = np.abs(target)[sent[name] == 0]
         assert unsent.max() > 0
         if sent[name].any():
-            assert np.abs(wanted)[sent[name] != 0].max() >= unsent.max()
+            assert np.abs(target)[sent[name] != 0].max() >= unsent.max()
 
 
 def test_budget_beyond_need_changes_no_byte(served: Served, participant: Enrolled) -> None:
@@ -69,7 +69,7 @@ def test_budget_beyond_need_changes_no_byte(served: Served, participant: Enrolle
 
 
 @pytest.mark.parametrize(
-    ("strategy", "wire", "told"),
+    ("strategy", "wire", "error"),
     [
         ("fedavg", {"recipe": "dense", "max_bytes": 5000}, "int8_own_last would do"),
         ("fedavg", {"recipe": "int8_own_last", "max_bytes": 3000}, "int4_own_last would do"),
@@ -80,7 +80,7 @@ def test_budget_beyond_need_changes_no_byte(served: Served, participant: Enrolle
     ],
 )
 def test_agent_refuses_budget_below_its_adapters_minimum(
-    served: Served, participant: Enrolled, strategy: str, wire: dict[str, Any], told: str
+    served: Served, participant: Enrolled, strategy: str, wire: dict[str, Any], error: str
 ) -> None:
     scene = LoneSilo(served, participant, adapter=LORA, strategy={"name": strategy})
     brief = scene.brief()
@@ -89,7 +89,7 @@ def test_agent_refuses_budget_below_its_adapters_minimum(
     require_affordable(OpenedBrief.of(enough), layout)
     with pytest.raises(BudgetTooSmall, match="Nothing was trained") as refused:
         require_affordable(OpenedBrief.of(with_wire(brief, weights_recipe=None, **wire)), layout)
-    assert told in str(refused.value)
+    assert error in str(refused.value)
 
 
 def test_density_below_priors_is_refused_before_join(served: Served, participant: Enrolled) -> None:
@@ -114,9 +114,9 @@ def test_whole_update_over_budget_is_sent_with_warning(
     served: Served, participant: Enrolled, caplog: pytest.LogCaptureFixture
 ) -> None:
     scene = LoneSilo(served, participant, adapter=LORA, wire={"recipe": OWN, "max_bytes": 500})
-    one = scene.run_rounds()
-    assert one.has(RECEIPT)
-    one.forget(SENT)
+    first = scene.run_rounds()
+    assert first.has(RECEIPT)
+    first.forget(SENT)
     two = scene.run_rounds()
     assert reference_of(two) is None
     assert "round 2: whole update of" in caplog.text

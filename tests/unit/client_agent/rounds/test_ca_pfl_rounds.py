@@ -50,17 +50,19 @@ def start_of(folder: RoundFolder) -> Arrays:
     return {name: from_start(name, served.__getitem__, 0, layout_of(folder)) for name in served}
 
 
-def subtract(one: Arrays, other: Arrays) -> Arrays:
-    return {name: one[name] - other[name] for name in one}
+def subtract(left: Arrays, right: Arrays) -> Arrays:
+    return {name: left[name] - right[name] for name in left}
 
 
-def total(some: list[Arrays]) -> Arrays:
-    return {name: np.sum([one[name].astype(np.float64) for one in some], axis=0) for name in some[0]}
+def total(arrays: list[Arrays]) -> Arrays:
+    return {
+        name: np.sum([tensors[name].astype(np.float64) for tensors in arrays], axis=0) for name in arrays[0]
+    }
 
 
-def assert_close(one: Arrays, other: Arrays) -> None:
-    for name, values in one.items():
-        np.testing.assert_allclose(values, other[name], atol=2e-6, err_msg=name)
+def assert_close(left: Arrays, right: Arrays) -> None:
+    for name, values in left.items():
+        np.testing.assert_allclose(values, right[name], atol=2e-6, err_msg=name)
 
 
 @pytest.mark.slow
@@ -70,11 +72,11 @@ def test_sent_values_and_residual_sum_to_learnt_change(
     two = pair(rounds={"total": 4, "min_clients": 2})
     folders = [two.run_round("aster", "birch") for _ in range(3)]
     for name in two.members:
-        learnt = [subtract(trained_tensors(one[name]), start_of(one[name])) for one in folders]
-        sent = [update_difference(one[name]) for one in folders]
+        changes = [subtract(trained_tensors(folder[name]), start_of(folder[name])) for folder in folders]
+        sent = [update_difference(folder[name]) for folder in folders]
         left = stored_tensors(folders[-1][name], RESIDUAL)
         assert any(values.any() for values in left.values())
-        assert_close(total([*sent, left]), total(learnt))
+        assert_close(total([*sent, left]), total(changes))
     for earlier, later in pairwise(folders):
         assert_close(start_of(earlier["aster"]), start_of(earlier["birch"]))  # one theta for all
         mean = {
@@ -88,13 +90,13 @@ def test_served_prior_is_moving_average_of_clients_posteriors(
     pair: Callable[..., Pair],
 ) -> None:
     two = pair(rounds={"total": 2, "min_clients": 2})
-    one, after = two.run_round("aster", "birch"), two.run_round("aster", "birch")
-    learnt = {
+    first, after = two.run_round("aster", "birch"), two.run_round("aster", "birch")
+    changes = {
         name: posterior_of(TrainingResult.read(folder.path / TRAINED).private).numpy()
-        for name, folder in one.items()
+        for name, folder in first.items()
     }
-    mean = 0.6 * learnt["aster"] + 0.4 * learnt["birch"]  # (2, M, r)
-    for row, module in enumerate(sorted({tensor[:4] for tensor in weights(one["aster"])})):
+    mean = 0.6 * changes["aster"] + 0.4 * changes["birch"]  # (2, M, r)
+    for row, module in enumerate(sorted({tensor[:4] for tensor in weights(first["aster"])})):
         served = START + weights(after["aster"])[f"{module}.prior"]
         np.testing.assert_allclose(served, 0.9 * START + 0.1 * mean[:, row], atol=2e-4)  # a step of int8
         assert np.abs(served - START).max() > 5e-4
@@ -108,15 +110,15 @@ def test_absent_clients_residual_is_dropped(
     first = two.run_round("aster", "birch")
     second = two.run_round("aster")["aster"]
     third = two.run_round("aster", "birch")
-    theirs = total([start_of(second), update_difference(second)])
-    assert_close(weights(third["birch"]), theirs)
-    assert_close(weights(third["aster"]), theirs)
+    sent_total = total([start_of(second), update_difference(second)])
+    assert_close(weights(third["birch"]), sent_total)
+    assert_close(weights(third["aster"]), sent_total)
     for name, makes_up in (("aster", True), ("birch", False)):
         folder, last = third[name], second if name == "aster" else first[name]
-        learnt, lost = subtract(trained_tensors(folder), start_of(folder)), stored_tensors(last, RESIDUAL)
+        change, lost = subtract(trained_tensors(folder), start_of(folder)), stored_tensors(last, RESIDUAL)
         assert any(values.any() for values in lost.values())
-        wanted = total([learnt, lost]) if makes_up else learnt
-        assert_close(total([update_difference(folder), stored_tensors(folder, RESIDUAL)]), wanted)
+        expected = total([change, lost]) if makes_up else change
+        assert_close(total([update_difference(folder), stored_tensors(folder, RESIDUAL)]), expected)
 
 
 def test_killed_agent_sends_and_keeps_the_same_bytes(
@@ -124,8 +126,8 @@ def test_killed_agent_sends_and_keeps_the_same_bytes(
 ) -> None:
     two = pair(rounds={"total": 3, "min_clients": 1})
     two.run_round("aster")
-    brief, who = two.brief("aster"), two.members["aster"]
-    writes, folder = storage_files.write_durably, who.workspace.rounds.open(brief.round)
+    brief, participant = two.brief("aster"), two.members["aster"]
+    writes, folder = storage_files.write_durably, participant.workspace.rounds.open(brief.round)
     seen: dict[str, set[bytes]] = {RESIDUAL: set(), MEASURES: set(), UPDATE: set()}
     files = (BRIEF, WEIGHTS, TRAINED, SKETCH, RESIDUAL, MEASURES, UPDATE, RECEIPT, SCORES_SENT)
     for name in files:
@@ -140,7 +142,7 @@ def test_killed_agent_sends_and_keeps_the_same_bytes(
             with monkeypatch.context() as patched:
                 patched.setattr(round_folder, "write_durably", mortal)
                 with pytest.raises(Killed):
-                    take_part(who, brief)
+                    take_part(participant, brief)
             for file, contents in seen.items():
                 contents |= {folder.read(file)} if folder.has(file) else set()
     assert [len(contents) for contents in seen.values()] == [1, 1, 1]
@@ -151,17 +153,19 @@ def test_measures_file_lists_density_and_residual_per_round(
 ) -> None:
     two = pair(rounds={"total": 4, "min_clients": 1})
     folders = [two.run_round("aster")["aster"] for _ in range(3)]
-    told = json.loads(folders[-1].read(MEASURES))["rounds"]
-    assert [one["round"] for one in told] == [1, 2, 3]
-    assert told[:2] == json.loads(folders[1].read(MEASURES))["rounds"]
-    assert [one["density"] for one in told] == pytest.approx([0.9, 0.3, 0.3], abs=0.02)
-    for one, folder in zip(told, folders, strict=True):
-        learnt = subtract(trained_tensors(folder), start_of(folder))
+    measured_rounds = json.loads(folders[-1].read(MEASURES))["rounds"]
+    assert [entry["round"] for entry in measured_rounds] == [1, 2, 3]
+    assert measured_rounds[:2] == json.loads(folders[1].read(MEASURES))["rounds"]
+    assert [entry["density"] for entry in measured_rounds] == pytest.approx([0.9, 0.3, 0.3], abs=0.02)
+    for entry, folder in zip(measured_rounds, folders, strict=True):
+        change = subtract(trained_tensors(folder), start_of(folder))
         left = stored_tensors(folder, RESIDUAL)
-        norms = [np.sqrt(sum(float(np.square(v).sum()) for v in some.values())) for some in (left, learnt)]
-        assert one["residual"] == pytest.approx(norms[0] / norms[1], rel=1e-3)
-        assert one["kl"] > 0
-        low, middle, high = one["importance"]
+        norms = [
+            np.sqrt(sum(float(np.square(v).sum()) for v in tensors.values())) for tensors in (left, change)
+        ]
+        assert entry["residual"] == pytest.approx(norms[0] / norms[1], rel=1e-3)
+        assert entry["kl"] > 0
+        low, middle, high = entry["importance"]
         assert low <= middle <= high
         assert low < high
 
@@ -171,14 +175,14 @@ def test_clients_posteriors_leave_prior_and_rank_modules_differently(
 ) -> None:
     two = pair(rounds={"total": 2, "min_clients": 2})
     folders = [two.run_round("aster", "birch") for _ in range(2)][-1]
-    told = {name: json.loads(folder.read(MEASURES)) for name, folder in folders.items()}
-    assert all(one["kl"] > 0 for client in told.values() for one in client["rounds"])
+    measures = {name: json.loads(folder.read(MEASURES)) for name, folder in folders.items()}
+    assert all(entry["kl"] > 0 for client in measures.values() for entry in client["rounds"])
     for name, folder in folders.items():
         gamma = posterior_of(TrainingResult.read(folder.path / TRAINED).private).numpy()
         mean = (gamma[0] / gamma[1]).mean(1)
         modules = sorted({tensor.rpartition(".")[0] for tensor in layout_of(folder)})
-        assert told[name]["modules"] == pytest.approx(dict(zip(modules, mean, strict=True)), rel=1e-5)
-    orders = [sorted(client["modules"], key=client["modules"].__getitem__) for client in told.values()]
+        assert measures[name]["modules"] == pytest.approx(dict(zip(modules, mean, strict=True)), rel=1e-5)
+    orders = [sorted(client["modules"], key=client["modules"].__getitem__) for client in measures.values()]
     assert orders[0] != orders[1]
 
 
@@ -191,8 +195,8 @@ def test_byte_budget_holds_from_first_round(
         wire={"recipe": CA_PFL_RECIPE, "max_bytes": 900},
     )
     folder = two.run_round("aster")["aster"]
-    (told,) = json.loads(folder.read(MEASURES))["rounds"]
-    assert 850 < told["bytes"] <= 900
+    (entry,) = json.loads(folder.read(MEASURES))["rounds"]
+    assert 850 < entry["bytes"] <= 900
     assert len(folder.read(UPDATE)) < 900 + 3000  # manifest and signature
     shown = two.members["aster"].session.api.me().layout
     assert {name: tuple(shape) for name, shape in shown.items()} == layout_of(folder)
@@ -200,11 +204,17 @@ def test_byte_budget_holds_from_first_round(
 
 def test_personal_model_is_kept_beside_served_one(pair: Callable[..., Pair]) -> None:
     two = pair(rounds={"total": 2, "min_clients": 1})
-    folder, who = two.run_round("aster")["aster"], two.members["aster"]
-    with adapter_of_round(who.trainer.silo, who.workspace.home, None, "trained") as (adapter, _):
+    folder, participant = two.run_round("aster")["aster"], two.members["aster"]
+    with adapter_of_round(participant.trainer.silo, participant.workspace.home, None, "trained") as (
+        adapter,
+        _,
+    ):
         assert_close(adapter.state(), trained_tensors(folder))
         assert_close(adapter.private_state(), TrainingResult.read(folder.path / TRAINED).private)
-    with adapter_of_round(who.trainer.silo, who.workspace.home, None, "served") as (adapter, _):
+    with adapter_of_round(participant.trainer.silo, participant.workspace.home, None, "served") as (
+        adapter,
+        _,
+    ):
         assert not adapter.state()["l0.q.B"].any()  # what round 1 served
 
 

@@ -35,8 +35,8 @@ def test_client_drops_ranks_after_two_rounds_below_cut(
     last = TrainingResult.read(folders[-1].path / TRAINED)
     assert any(last.optimiser[f"{module}.A.exp_avg"].shape[0] == 1 for module in ("l0.q", "l0.v"))
     assert layout_of(folders[-1])["l0.q.A"][0] == 2  # what is sent has all ranks
-    who = two.members["aster"]
-    with adapter_of_round(who.trainer.silo, who.workspace.home, 2, "trained") as (adapter, _):
+    participant = two.members["aster"]
+    with adapter_of_round(participant.trainer.silo, participant.workspace.home, 2, "trained") as (adapter, _):
         assert {len(factors.A) for factors in adapter.as_lora().values()} == {1}
-    with adapter_of_round(who.trainer.silo, who.workspace.home, 2, "served") as (adapter, _):
+    with adapter_of_round(participant.trainer.silo, participant.workspace.home, 2, "served") as (adapter, _):
         assert {len(factors.A) for factors in adapter.as_lora().values()} == {2}

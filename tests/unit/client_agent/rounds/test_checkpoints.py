@@ -85,10 +85,10 @@ def taken_part(silo: Silo, tmp_path: Path, served: Served) -> Callable[..., Roun
         file = config(tmp_path)
         folder = read_settings(file).folder
         with ExitStack() as stack:
-            who = enrolled(served, federation_id, silo, folder, stack)
+            participant = enrolled(served, federation_id, silo, folder, stack)
             served.start_federation(federation_id)
-            run(who, limited_sleep(500))
-        return Rounds(file, who.workspace.home, served)
+            run(participant, limited_sleep(500))
+        return Rounds(file, participant.workspace.home, served)
 
     return make
 
@@ -98,8 +98,8 @@ def score(silo: Silo, checkpoint: Path) -> ScoreSet:
         return evaluate(silo.base, silo.data.test, max_length=64).scores()
 
 
-def assert_like(found: ScoreSet, expected: ScoreSet) -> None:
-    assert found[LOSS].value == pytest.approx(expected[LOSS].value, abs=LARGEST_DIFFERENCE)
+def assert_like(actual: ScoreSet, expected: ScoreSet) -> None:
+    assert actual[LOSS].value == pytest.approx(expected[LOSS].value, abs=LARGEST_DIFFERENCE)
 
 
 @pytest.mark.slow
@@ -179,23 +179,27 @@ def test_model_trained_alone_exports_and_generates_as_scored(
     export = ("export", "--config", silo_file, "--adapter", file, "--plan", plan, "--out", out)
     assert tessera(*export).exit_code == 0
     assert_like(score(silo, out), trained.kept_scores)
-    asked = [*silo.data.train[:5], *silo.data.test[:5]]  # what it knows by now, and what it does not
+    examples = [*silo.data.train[:5], *silo.data.test[:5]]  # what it knows by now, and what it does not
     answers = {}
     for name, options in (("file", (file, "--plan", plan)), ("checkpoint", (out,))):
         answers[name] = [
-            tessera("generate", "--config", silo_file, "--prompt", one.prompt, "--adapter", *options).stdout
-            for one in asked
+            tessera(
+                "generate", "--config", silo_file, "--prompt", example.prompt, "--adapter", *options
+            ).stdout
+            for example in examples
         ]
     assert answers["file"] == answers["checkpoint"]
     with checkpoint_in_place(silo.base, out):
-        matching = [evaluate(silo.base, [one], max_length=64).teacher_forced_match == 1 for one in asked]
+        matching = [
+            evaluate(silo.base, [example], max_length=64).teacher_forced_match == 1 for example in examples
+        ]
     assert any(matching)
     assert not all(matching)
     assert matching == [
-        answer == f"{one.completion}\n" for one, answer in zip(asked, answers["file"], strict=True)
+        answer == f"{example.completion}\n" for example, answer in zip(examples, answers["file"], strict=True)
     ]
     bare = tessera(
-        "generate", "--config", silo_file, "--prompt", asked[0].prompt, "--base", "--max-new-tokens", 3
+        "generate", "--config", silo_file, "--prompt", examples[0].prompt, "--base", "--max-new-tokens", 3
     )
     assert len(bare.stdout.rstrip("\n")) <= 3  # a token is a character here
     assert [bare.stdout] != answers["file"][:1]
@@ -207,10 +211,10 @@ def test_generate_answers_with_last_rounds_adapter(silo: Silo, taken_part: Calla
     done = tessera("generate", "--config", rounds.config, "--prompt", prompt, "--max-new-tokens", 4)
     assert done.exit_code == 0, done.output
     assert 1 <= len(done.stdout.rstrip("\n")) <= 4
-    for missing, said in (("7", "which has 1, 2"), ("x", "a number or latest")):
+    for missing, error in (("7", "which has 1, 2"), ("x", "a number or latest")):
         done = tessera("generate", "--config", rounds.config, "--prompt", prompt, "--round", missing)
         assert done.exit_code == 1
-        assert said in done.stderr
+        assert error in done.stderr
 
 
 def test_damaged_round_file_is_reported(
@@ -245,9 +249,9 @@ def test_round_exports_only_with_its_own_base_model(
 ) -> None:
     taken_part(RANKS)
     out = tmp_path / "out"
-    other = save_model(tmp_path / "other", vocab_size=512)
+    large = save_model(tmp_path / "other", vocab_size=512)
     for variant in ("kept", "served", "trained"):
-        export = ("export", "--config", config(tmp_path, model=other), "--variant", variant)
+        export = ("export", "--config", config(tmp_path, model=large), "--variant", variant)
         done = tessera(*export, "--out", out)
         assert (done.exit_code, out.exists()) == (1, False), done.output
         assert "was trained on" in done.stderr
@@ -280,7 +284,7 @@ def test_missing_files_are_reported_with_a_remedy(silo: Silo, folder: Path, tmp_
     plan, junk = tmp_path / "plan.json", tmp_path / "junk"
     plan.write_text(json.dumps(ALONE))
     junk.write_bytes(b"junk")
-    for arguments, said in (
+    for arguments, error in (
         (("generate", *prompt), "tessera agent enrol"),
         (("generate", *prompt, "--adapter", junk), "add --plan"),
         (("generate", *prompt, "--adapter", junk, "--plan", plan), "agent train --out"),
@@ -288,4 +292,4 @@ def test_missing_files_are_reported_with_a_remedy(silo: Silo, folder: Path, tmp_
     ):
         done = tessera(arguments[0], "--config", silo_file, *arguments[1:])
         assert done.exit_code == 1, done.output
-        assert said in done.stderr.replace("\n", " ")
+        assert error in done.stderr.replace("\n", " ")

@@ -75,11 +75,11 @@ def sent_recipe(folder: RoundFolder) -> SentRecipe:
         return SentRecipe.model_validate(envelope.manifest(UpdateManifest).recipe)
 
 
-def assert_near(one: Arrays, other: Arrays, share: float) -> None:
+def assert_near(left: Arrays, right: Arrays, share: float) -> None:
     """Check that values differ by a share of the largest at most."""
-    most = max(np.abs(values).max() for values in other.values())
-    for name, values in one.items():
-        assert np.abs(values - other[name]).max() <= share * most, name
+    most = max(np.abs(values).max() for values in right.values())
+    for name, values in left.items():
+        assert np.abs(values - right[name]).max() <= share * most, name
 
 
 @pytest.mark.parametrize("recipe", ["int4_own_last", SPARSE], ids=["int4", "sparse"])
@@ -94,10 +94,10 @@ def test_coordinator_and_client_hold_the_same_update(pair: Scene, strategy: str,
         assert octets(folder) < plain / 2
         against_weights = strategy == "flora" or last is None
         assert sent_recipe(folder).against == (digest_of(folder.read(WEIGHTS)) if against_weights else last)
-        held = stored(scene, "aster", layout)
+        state = stored(scene, "aster", layout)
         for name, values in stored_tensors(folder, SENT).items():
-            assert held[name].tobytes() == values.tobytes()
-        assert_near(held, trained_tensors(folder), 0.5)
+            assert state[name].tobytes() == values.tobytes()
+        assert_near(state, trained_tensors(folder), 0.5)
         last = stored_receipt(folder).digest
 
 
@@ -164,9 +164,9 @@ def test_flora_stacks_adapters_of_different_ranks(pair: Scene) -> None:
     for name in BOTH:
         added = BaseDelta.from_bytes(again[name].read(FOLD)).added
         for module, factors in added.items():
-            wanted = sum(
+            expected = sum(
                 share * sent[of][f"{module}.B"] @ sent[of][f"{module}.A"]
                 for share, of in zip((0.6, 0.4), BOTH, strict=True)  # of 6 and 4 examples
             )
-            np.testing.assert_allclose(factors.B @ factors.A, wanted, atol=1e-6)
-            assert np.abs(wanted).max() > 1e-4
+            np.testing.assert_allclose(factors.B @ factors.A, expected, atol=1e-6)
+            assert np.abs(expected).max() > 1e-4

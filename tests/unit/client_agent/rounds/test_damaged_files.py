@@ -16,9 +16,9 @@ from tests.scene.agents import alone_plan, next_brief
 
 
 def test_damaged_scores_are_ignored_and_damaged_brief_reported(started: Callable[..., Participant]) -> None:
-    who = started(**alone_plan())
-    assert take_part(who, next_brief(who))
-    first = who.workspace.rounds.open(1)
+    participant = started(**alone_plan())
+    assert take_part(participant, next_brief(participant))
+    first = participant.workspace.rounds.open(1)
     assert sent_scores(first) is not None
     unknown_format = json.dumps({"format": 99, "before": 3}).encode()
     for damaged in (b"", b"[]", unknown_format):

@@ -34,11 +34,11 @@ def test_too_long_text_is_refused_before_download(
     monkeypatch.setattr(silo, "data", replace(silo.data, **changes))
     plan = {"strategy": {"name": "fedavg"}, "adapter": {"kind": "lora", "rank": 2}}
     training = {"steps": 1, "max_length": 4 * silo.base.positions, "learning_rate": 0.01}
-    who = started(**plan, training=training, rounds={"total": 1, "min_clients": 1})
-    brief = next_brief(who)
+    participant = started(**plan, training=training, rounds={"total": 1, "min_clients": 1})
+    brief = next_brief(participant)
     with pytest.raises(TextTooLong, match=r"training\.max_length"):
-        take_part(who, brief)
-    assert not who.workspace.rounds.open(1).has(WEIGHTS)
+        take_part(participant, brief)
+    assert not participant.workspace.rounds.open(1).has(WEIGHTS)
 
 
 def test_chats_without_template_are_refused_when_silo_opens(tmp_path: Path) -> None:

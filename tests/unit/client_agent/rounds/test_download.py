@@ -40,9 +40,9 @@ def test_coded_weights_take_a_fraction_of_dense_bytes(
     folder = scene.run_rounds(2)
     dense = scene.who.session.api.weights(scene.federation_id, 2)
     assert folder.base == dense.digest
-    here, there = values(scene, folder.read(WEIGHTS)), values(scene, dense.body)
+    coded, there = values(scene, folder.read(WEIGHTS)), values(scene, dense.body)
     for name, exact in there.items():
-        np.testing.assert_allclose(here[name], exact, atol=0.02 * max(1e-6, np.abs(exact).max()))
+        np.testing.assert_allclose(coded[name], exact, atol=0.02 * max(1e-6, np.abs(exact).max()))
     first, second = bytes_down(scene)[:2]
     assert second - len(dense.body) < 0.6 * first
     assert folder.has(RECEIPT)

@@ -65,10 +65,10 @@ def test_default_update_is_difference_to_last_update(
             stored_receipt(last).digest if last else digest_of(folder.read(WEIGHTS))
         )
         assert_same_bytes(scene.stored(layout), stored_tensors(folder, SENT))
-        learnt = trained_tensors(folder)
+        trained = trained_tensors(folder)
         span = max(np.abs(values).max() for values in update_difference(folder).values())
         for name, values in stored_tensors(folder, SENT).items():  # a step of four bits off at most
-            assert np.abs(values - learnt[name]).max() <= span / 7 * 1.01
+            assert np.abs(values - trained[name]).max() <= span / 7 * 1.01
         last = folder
 
 
@@ -76,13 +76,13 @@ def test_default_update_is_difference_to_last_update(
 def test_recipe_without_reference_keeps_no_files(served: Served, participant: Enrolled, recipe: str) -> None:
     scene = LoneSilo(served, participant, wire={"recipe": recipe, "weights_recipe": "dense"})
     folder = scene.run_rounds(2)
-    stored, learnt = scene.stored(layout_of(folder)), trained_tensors(folder)
-    for name, values in learnt.items():
+    stored, trained = scene.stored(layout_of(folder)), trained_tensors(folder)
+    for name, values in trained.items():
         assert np.abs(stored[name] - values).max() <= np.abs(values).max() / 100
     assert not folder.has(SENT)
     assert not folder.has(RESIDUAL)
     if recipe == "dense":
-        assert_same_bytes(stored, learnt)
+        assert_same_bytes(stored, trained)
 
 
 @pytest.mark.parametrize("wire", [{}, {"recipe": SERVED}], ids=["own_last", "served"])
@@ -92,10 +92,10 @@ def test_lost_round_files_are_rebuilt_to_the_byte(
     scene = LoneSilo(served, participant, wire=wire)
     folder = scene.run_rounds(3)
     extra = RESIDUAL if wire else SENT
-    body, beside, said = folder.read(UPDATE), folder.read(extra), folder.read(RECEIPT)
+    body, beside, receipt = folder.read(UPDATE), folder.read(extra), folder.read(RECEIPT)
     for lost in ([UPDATE], [UPDATE, RECEIPT], [extra, UPDATE, RECEIPT], [RECEIPT]):
         scene.repeat(folder, *lost)
-        assert (folder.read(UPDATE), folder.read(extra), folder.read(RECEIPT)) == (body, beside, said)
+        assert (folder.read(UPDATE), folder.read(extra), folder.read(RECEIPT)) == (body, beside, receipt)
 
 
 @pytest.mark.parametrize("wire", [{}, {"recipe": SERVED}], ids=["own_last", "served"])
@@ -161,21 +161,21 @@ def test_update_after_abandoned_round_refers_to_last_counted(
     served: Served, participant: Enrolled, caplog: pytest.LogCaptureFixture
 ) -> None:
     scene = LoneSilo(served, participant, rounds={"total": 9, "min_clients": 2, "quorum": 2})
-    other = served.enrol(scene.federation_id, "other")
-    zeros = zero_tensors(layout_for(other))
+    peer = served.enrol(scene.federation_id, "other")
+    zeros = zero_tensors(layout_for(peer))
     signature = np.eye(1, 256, dtype=np.float32)[0]
-    base = join(other, 1)
+    base = join(peer, 1)
     named = stored_receipt(scene.run_rounds()).digest
-    assert put(other, 1, update_body(other, 1, base, zeros, signature=signature)).status_code == 201
+    assert put(peer, 1, update_body(peer, 1, base, zeros, signature=signature)).status_code == 201
     wait_for(served, scene.federation_id, 1, "published")
-    join(other, 2)
-    nothing = scene.run_rounds()
+    join(peer, 2)
+    abandoned = scene.run_rounds()
     with served.database.write() as session:
         session.execute(update(RoundRow).where(RoundRow.number == 2).values(deadline=database_time(session)))
     wait_for(served, scene.federation_id, 2, "abandoned")
-    join(other, 3)
+    join(peer, 3)
     folder = scene.run_rounds()
-    assert reference_of(nothing) == reference_of(folder) == named
+    assert reference_of(abandoned) == reference_of(folder) == named
     assert "the coordinator lacks the update's reference" in caplog.text
     assert_same_bytes(scene.stored(layout_of(folder)), stored_tensors(folder, SENT))
 
@@ -194,9 +194,9 @@ def test_values_beyond_format_are_sent_whole(
 ) -> None:
     scene = LoneSilo(served, participant)
     folder = scene.run_rounds()
-    learnt = TrainingResult.read(folder.path / TRAINED)
-    huge = {name: values + np.float32(1e6) for name, values in learnt.adapter.items()}
-    folder.write(TRAINED, replace(learnt, adapter=huge).to_bytes())
+    trained = TrainingResult.read(folder.path / TRAINED)
+    huge = {name: values + np.float32(1e6) for name, values in trained.adapter.items()}
+    folder.write(TRAINED, replace(trained, adapter=huge).to_bytes())
     folder.write(UPDATE, pack_update(Work(scene.who, OpenedBrief.read(folder), folder).update_inputs))
     assert reference_of(folder) is None
     assert_same_bytes(stored_tensors(folder, SENT), huge)
@@ -205,7 +205,7 @@ def test_values_beyond_format_are_sent_whole(
 
 def test_sent_values_of_another_digest_are_no_reference(served: Served, participant: Enrolled) -> None:
     scene = LoneSilo(served, participant)
-    one = scene.run_rounds()
-    said = json.loads(one.read(RECEIPT)) | {"digest": "sha256:" + "0" * 64}
-    one.write(RECEIPT, json.dumps(said).encode())
+    first = scene.run_rounds()
+    receipt = json.loads(first.read(RECEIPT)) | {"digest": "sha256:" + "0" * 64}
+    first.write(RECEIPT, json.dumps(receipt).encode())
     assert reference_of(scene.run_rounds()) is None

@@ -29,15 +29,19 @@ def test_residual_of_a_round_is_sent_in_next(
     served: Served, participant: Enrolled, caplog: pytest.LogCaptureFixture
 ) -> None:
     scene = LoneSilo(served, participant, wire={"recipe": SERVED})
-    one, two = scene.run_rounds(), scene.run_rounds()
-    learnt, before, lost = trained_tensors(two), stored_tensors(two, WEIGHTS), stored_tensors(one, RESIDUAL)
+    first, two = scene.run_rounds(), scene.run_rounds()
+    trained, before, lost = (
+        trained_tensors(two),
+        stored_tensors(two, WEIGHTS),
+        stored_tensors(first, RESIDUAL),
+    )
     assert any(values.any() for values in lost.values())
-    said, still = update_difference(two), stored_tensors(two, RESIDUAL)
-    for name, values in learnt.items():
-        wanted = values - before[name] + lost[name]
-        assert (still[name] == wanted - said[name]).all()
-        assert np.count_nonzero(said[name]) <= np.ceil(0.2 * values.size)
-        assert (scene.stored(layout_of(two))[name] == before[name] + said[name]).all()
+    difference, still = update_difference(two), stored_tensors(two, RESIDUAL)
+    for name, values in trained.items():
+        target = values - before[name] + lost[name]
+        assert (still[name] == target - difference[name]).all()
+        assert np.count_nonzero(difference[name]) <= np.ceil(0.2 * values.size)
+        assert (scene.stored(layout_of(two))[name] == before[name] + difference[name]).all()
     assert "round 2: residual of the last update is" in caplog.text
 
 
@@ -48,14 +52,14 @@ def test_residual_of_older_or_unaccepted_update_is_dropped(
     scene = LoneSilo(served, participant, wire={"recipe": SERVED})
     scene.run_rounds(2).forget(lost)
     three = scene.run_rounds()
-    learnt, before, still, said = (
+    trained, before, still, difference = (
         trained_tensors(three),
         stored_tensors(three, WEIGHTS),
         stored_tensors(three, RESIDUAL),
         update_difference(three),
     )
-    for name, values in learnt.items():
-        assert (still[name] == values - before[name] - said[name]).all()
+    for name, values in trained.items():
+        assert (still[name] == values - before[name] - difference[name]).all()
     older = 2 if lost == RECEIPT else 1
     assert f"round 3: residual of round {older} dropped" in caplog.text
 
@@ -64,13 +68,17 @@ def test_residual_under_another_alignment_pack_is_dropped(
     served: Served, participant: Enrolled, caplog: pytest.LogCaptureFixture
 ) -> None:
     scene = LoneSilo(served, participant, wire={"recipe": SERVED})
-    one = scene.run_rounds()
-    body, ended = one.read(UPDATE), "sha256:" + "0" * 64
-    store_values(one, RESIDUAL, stored_tensors(one, RESIDUAL), scene.federation_id, body, ended)
+    first = scene.run_rounds()
+    body, ended = first.read(UPDATE), "sha256:" + "0" * 64
+    store_values(first, RESIDUAL, stored_tensors(first, RESIDUAL), scene.federation_id, body, ended)
     two = scene.run_rounds()
-    before, still, said = stored_tensors(two, WEIGHTS), stored_tensors(two, RESIDUAL), update_difference(two)
+    before, still, difference = (
+        stored_tensors(two, WEIGHTS),
+        stored_tensors(two, RESIDUAL),
+        update_difference(two),
+    )
     for name, values in trained_tensors(two).items():
-        assert (still[name] == values - before[name] - said[name]).all()
+        assert (still[name] == values - before[name] - difference[name]).all()
     assert "round 2: residual of round 1 dropped" in caplog.text
 
 
@@ -78,9 +86,9 @@ def test_initial_weights_drop_the_residual(
     served: Served, participant: Enrolled, caplog: pytest.LogCaptureFixture
 ) -> None:
     scene = LoneSilo(served, participant, wire={"recipe": SERVED})
-    one, two = scene.run_rounds(), scene.run_rounds()
+    first, two = scene.run_rounds(), scene.run_rounds()
     opened_brief, layout = OpenedBrief.read(two), layout_of(two)
-    assert opened_brief.strategy.served.is_initial(one.read(WEIGHTS), layout)
+    assert opened_brief.strategy.served.is_initial(first.read(WEIGHTS), layout)
     assert not opened_brief.strategy.served.is_initial(two.read(WEIGHTS), layout)
     # As after the end of a pack, which abandons a round: another body with the same values.
     manifest = WeightsManifest(
@@ -93,9 +101,13 @@ def test_initial_weights_drop_the_residual(
     )
     two.write(WEIGHTS, pack(stored_tensors(two, WEIGHTS), manifest))
     two.write(UPDATE, pack_update(Work(scene.who, opened_brief, two).update_inputs))
-    before, still, said = stored_tensors(two, WEIGHTS), stored_tensors(two, RESIDUAL), update_difference(two)
+    before, still, difference = (
+        stored_tensors(two, WEIGHTS),
+        stored_tensors(two, RESIDUAL),
+        update_difference(two),
+    )
     for name, values in trained_tensors(two).items():
-        assert (still[name] == values - before[name] - said[name]).all()
+        assert (still[name] == values - before[name] - difference[name]).all()
     assert "round 2: residual of round 1 dropped" in caplog.text
 
 
@@ -105,15 +117,19 @@ def test_residual_of_abandoned_round_is_dropped(
 ) -> None:
     rounds = {"total": 9, "min_clients": 2, "collect_seconds": 3}
     scene = LoneSilo(served, participant, wire={"recipe": SERVED}, rounds=rounds)
-    other = served.enrol(scene.federation_id, "joins and delivers nothing")
-    join(other, 1)
-    one = scene.run_rounds()
-    assert one.has(RECEIPT)
+    peer = served.enrol(scene.federation_id, "joins and delivers nothing")
+    join(peer, 1)
+    first = scene.run_rounds()
+    assert first.has(RECEIPT)
     wait_for(served, scene.federation_id, 1, "abandoned")
-    join(other, 2)
+    join(peer, 2)
     two = scene.run_rounds()
-    assert two.base == one.base, "the same weights again"
-    before, still, said = stored_tensors(two, WEIGHTS), stored_tensors(two, RESIDUAL), update_difference(two)
+    assert two.base == first.base, "the same weights again"
+    before, still, difference = (
+        stored_tensors(two, WEIGHTS),
+        stored_tensors(two, RESIDUAL),
+        update_difference(two),
+    )
     for name, values in trained_tensors(two).items():
-        assert (still[name] == values - before[name] - said[name]).all()
+        assert (still[name] == values - before[name] - difference[name]).all()
     assert "round 2: residual of round 1 dropped" in caplog.text

@@ -62,9 +62,9 @@ def wide(silo: Silo, examples: list[Example]) -> Silo:
 
 
 def train_bank_alone(
-    silo: Silo, folder: Path, own: BankOfExperts, plan: FederationPlan = PLAN
+    silo: Silo, folder: Path, silo_bank: BankOfExperts, plan: FederationPlan = PLAN
 ) -> list[TrainingResult]:
-    return list(train_alone(silo, plan, None, lambda: False, RateStore(folder), folder, (own,)))
+    return list(train_alone(silo, plan, None, lambda: False, RateStore(folder), folder, (silo_bank,)))
 
 
 def changed(before: dict[str, np.ndarray], after: dict[str, np.ndarray]) -> set[int]:
@@ -80,8 +80,8 @@ def changed(before: dict[str, np.ndarray], after: dict[str, np.ndarray]) -> set[
 @pytest.mark.parametrize("top_m", [2, 3])
 def test_silo_alone_trains_drawn_experts_and_reopens_them(wide: Silo, tmp_path: Path, top_m: int) -> None:
     """Defect 9: the reference evaluated with a random router, another temperature, and all experts."""
-    own = bank(top_m=top_m, gamma=0.5)
-    rounds = train_bank_alone(wide, tmp_path, own)
+    silo_bank = bank(top_m=top_m, gamma=0.5)
+    rounds = train_bank_alone(wide, tmp_path, silo_bank)
     choices = memory_in(tmp_path)
     for number, result in enumerate(rounds, start=1):
         choice = choices.rounds[number]
@@ -107,8 +107,8 @@ def test_bank_over_p_and_q_refuses_private_rank() -> None:
 
 def test_silo_trains_experts_over_p_and_q(wide: Silo, tmp_path: Path) -> None:
     plan = PLAN.model_copy(update={"adapter": AdapterPlan(rank=4, blocks=2, roles=("v", "down"))})
-    own = bank(top_m=3)
-    rounds = train_bank_alone(wide, tmp_path, own, plan)
+    silo_bank = bank(top_m=3)
+    rounds = train_bank_alone(wide, tmp_path, silo_bank, plan)
     with reopened(wide, plan, None, rounds[-1], "trained", parts_of_file(rounds[-1])):
         loss = evaluate(wide.base, wide.data.test, plan.scores, max_length=64).loss
     assert loss == pytest.approx(rounds[-1].scores.trained["loss"].value, abs=1e-6)
@@ -116,8 +116,8 @@ def test_silo_trains_experts_over_p_and_q(wide: Silo, tmp_path: Path) -> None:
 
 
 def test_silo_with_few_examples_trains_without_probe(silo: Silo, tmp_path: Path) -> None:
-    own = bank()
-    train_bank_alone(silo, tmp_path, own)
+    silo_bank = bank()
+    train_bank_alone(silo, tmp_path, silo_bank)
     choices = memory_in(tmp_path)
     assert not choices.losses
     assert all(choice.local is None for choice in choices.rounds.values())
@@ -142,13 +142,13 @@ def test_turns_read_different_batches_and_cover_all_texts(
             yield batch
 
     monkeypatch.setattr(loop, "iterate_batches", recorded)
-    own = bank(explore_rounds=4)
-    train_bank_alone(wide, tmp_path, own, plan)
+    silo_bank = bank(explore_rounds=4)
+    train_bank_alone(wide, tmp_path, silo_bank, plan)
     assert [len(turn) for turn in turns] == [1] * 8 + [2] * 4  # two experts in turn, then one
     assert len({turn[0] for turn in turns[:8]}) == 8
     assert len({turn[0] for turn in turns[8:]}) == 4
     read = {text for turn in turns for batch in turn for text in batch}
-    training = with_probe(wide.data, own.routing.probe_examples).train
+    training = with_probe(wide.data, silo_bank.routing.probe_examples).train
     assert read == set(wide.encoded(training, plan.training.max_length))
 
 

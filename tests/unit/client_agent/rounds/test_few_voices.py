@@ -21,20 +21,22 @@ from tests.scene.coordinator import Served
 from tests.scene.silo_config import config
 
 
-@pytest.mark.parametrize(("plan", "ours", "joins"), [(1, 1, True), (1, 2, False), (2, 2, True), (3, 2, True)])
+@pytest.mark.parametrize(
+    ("plan", "silo_minimum", "joins"), [(1, 1, True), (1, 2, False), (2, 2, True), (3, 2, True)]
+)
 def test_round_is_joined_only_with_enough_voices(
-    served: Served, started: Callable[..., Participant], plan: int, ours: int, joins: bool
+    served: Served, started: Callable[..., Participant], plan: int, silo_minimum: int, joins: bool
 ) -> None:
-    who = started(**alone_plan(privacy={"min_voices": plan}))
-    federation_id = who.session.federation_id
-    who.session.min_voices = ours
-    brief = next_brief(who)
+    participant = started(**alone_plan(privacy={"min_voices": plan}))
+    federation_id = participant.session.federation_id
+    participant.session.min_voices = silo_minimum
+    brief = next_brief(participant)
     if joins:
-        assert take_part(who, brief)
+        assert take_part(participant, brief)
         return
     with pytest.raises(TooFewVoices, match=r"privacy\.min_voices is 1, and this silo's min_voices is 2"):
-        take_part(who, brief)
-    assert not who.workspace.rounds.open(1).has(WEIGHTS)
+        take_part(participant, brief)
+    assert not participant.workspace.rounds.open(1).has(WEIGHTS)
     assert served.admin.get(f"/v1/federations/{federation_id}/rounds/1").json()["counts"]["joined"] == 0
 
 
@@ -45,11 +47,11 @@ def test_check_reports_voices_and_what_members_see(tmp_path: Path, monkeypatch: 
     assert unknown.passed
     assert "min_voices 2 limits the federation's plan, which is not known yet" in unknown.detail
     for least, good in ((1, False), (2, True)):
-        said = {"name": "x", "strategy": {"name": "fedmosaic"}, "privacy": {"min_voices": least}}
-        plan.write_text(json.dumps(said))
+        document = {"name": "x", "strategy": {"name": "fedmosaic"}, "privacy": {"min_voices": least}}
+        plan.write_text(json.dumps(document))
         finding = checked(file, plan)["other members"]
         assert finding.passed is good
-        words = " ".join(member_claims(FederationPlan.model_validate(said)))
+        words = " ".join(member_claims(FederationPlan.model_validate(document)))
         assert (words in finding.detail) is good
 
 
@@ -64,14 +66,14 @@ def test_check_reports_what_coordinator_sees_of_sums(
     monkeypatch.setenv("TESSERA_AGENT_MAX_EPSILON", "2")  # no sketch is sent, so none can cost more
     monkeypatch.setenv("TESSERA_AGENT_MIN_VOICES", "5")
     summed = {"masking": masking, "minimum": 5}
-    said = {"name": "x", "strategy": {"name": "fedavg"}, "adapter": {"kind": "lora"}}
-    plan.write_text(json.dumps(said | {"privacy": {"secure_sum": summed}}))
-    found = checked(file, plan)
-    assert found["privacy"].passed, found["privacy"]
-    assert sees in found["privacy"].detail
-    assert "No gradient sketches" in found["privacy"].detail
-    assert not found["other members"].passed
-    assert "privacy.secure_sum.minimum of 6 or more" in found["other members"].detail
+    document = {"name": "x", "strategy": {"name": "fedavg"}, "adapter": {"kind": "lora"}}
+    plan.write_text(json.dumps(document | {"privacy": {"secure_sum": summed}}))
+    details = checked(file, plan)
+    assert details["privacy"].passed, details["privacy"]
+    assert sees in details["privacy"].detail
+    assert "No gradient sketches" in details["privacy"].detail
+    assert not details["other members"].passed
+    assert "privacy.secure_sum.minimum of 6 or more" in details["other members"].detail
 
 
 @pytest.mark.parametrize(("silo", "exit_code"), [(1, 0), (2, 1)])

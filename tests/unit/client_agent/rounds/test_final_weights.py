@@ -31,44 +31,44 @@ RANKS = {"rank": 4, "roles": ["v", "down"]}
 
 def finished(started: Enrolled, transport: httpx.BaseTransport | None = None, **changes: Any) -> Participant:
     """Take part in a federation to its end, alone."""
-    who = started(transport, **alone_plan(**changes))
-    run(who, limited_sleep(500))
-    return who
+    participant = started(transport, **alone_plan(**changes))
+    run(participant, limited_sleep(500))
+    return participant
 
 
-def last_trained(who: Participant) -> TrainingResult:
-    return TrainingResult.read(next(who.workspace.rounds.newest_first()).path / TRAINED)
+def last_trained(participant: Participant) -> TrainingResult:
+    return TrainingResult.read(next(participant.workspace.rounds.newest_first()).path / TRAINED)
 
 
-def final_weights(who: Participant, trained: TrainingResult) -> dict[str, np.ndarray]:
+def final_weights(participant: Participant, trained: TrainingResult) -> dict[str, np.ndarray]:
     layout = {name: values.shape for name, values in trained.adapter.items()}
-    return read_weights((who.workspace.home / FINAL_WEIGHTS).read_bytes(), layout)
+    return read_weights((participant.workspace.home / FINAL_WEIGHTS).read_bytes(), layout)
 
 
-def assert_same(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> None:
-    assert found.keys() == expected.keys()
-    assert all(np.array_equal(found[name], expected[name]) for name in expected)
+def assert_same(actual: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> None:
+    assert actual.keys() == expected.keys()
+    assert all(np.array_equal(actual[name], expected[name]) for name in expected)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"mix": "gate"}], ids=["plain", "gated"])
 def test_final_weights_keep_private_ranks_of_last_steps(started: Enrolled, options: dict[str, Any]) -> None:
-    who = finished(
+    participant = finished(
         started,
         adapter=RANKS | {"private_rank": 2},
         strategy={"name": "fedmosaic", "options": options},
     )
-    trained = last_trained(who)
-    with adapter_of_round(who.trainer.silo, who.workspace.home, None, "kept") as placed:
+    trained = last_trained(participant)
+    with adapter_of_round(participant.trainer.silo, participant.workspace.home, None, "kept") as placed:
         assert placed.adapter.private_state()["private.l0.v.B"].any()
         assert_same(placed.adapter.private_state(), trained.private)
 
 
 def test_final_gated_model_keeps_local_branch(started: Enrolled) -> None:
-    who = finished(started, adapter=RANKS, strategy={"name": "fedmosaic", "options": {"mix": "gate"}})
-    trained = last_trained(who)
-    final = final_weights(who, trained)
-    with adapter_of_round(who.trainer.silo, who.workspace.home, None, "kept") as placed:
+    participant = finished(started, adapter=RANKS, strategy={"name": "fedmosaic", "options": {"mix": "gate"}})
+    trained = last_trained(participant)
+    final = final_weights(participant, trained)
+    with adapter_of_round(participant.trainer.silo, participant.workspace.home, None, "kept") as placed:
         assert_same(placed.adapter.state(), trained.adapter)
         assert_same(placed.adapter.private_state(), trained.private)
         merged = placed.adapter.merged_state()
@@ -82,23 +82,23 @@ def test_final_gated_model_keeps_local_branch(started: Enrolled) -> None:
 
 
 def test_scores_of_other_final_weights_are_forgotten(started: Enrolled) -> None:
-    who = finished(started)
-    home = who.workspace.home
+    participant = finished(started)
+    home = participant.workspace.home
     scores = (home / FINAL_SCORES).read_bytes()
     stale = FinalScores(scores={"loss": Score(value=9.0, count=1)}, validation_loss=None)
     (home / FINAL_SCORES).write_bytes(stale.model_dump_json().encode())
     (home / FINAL_WEIGHTS).unlink()
-    run(who, limited_sleep(500))
+    run(participant, limited_sleep(500))
     assert (home / FINAL_SCORES).read_bytes() == scores
 
 
 def test_restored_coordinator_sets_final_weights_and_scores_aside(started: Enrolled) -> None:
-    who = finished(started)
-    home, manifests = who.workspace.home, who.session.manifests
+    participant = finished(started)
+    home, manifests = participant.workspace.home, participant.session.manifests
     document = manifests.last_accepted()
     assert document is not None
     last = StoredManifest(document, manifests.read(document))
-    accept(Offer(last, None, None, []), manifests, {}, who.session.api)
+    accept(Offer(last, None, None, []), manifests, {}, participant.session.api)
     for name in (FINAL_WEIGHTS, FINAL_SCORES, FINAL_SCORES_SENT):
         assert not (home / name).exists()
         assert (home / "earlier" / f"{name}-1").is_file()
@@ -115,8 +115,8 @@ def test_client_with_late_last_update_sends_final_scores(started: Enrolled) -> N
             problem = {"type": "urn:tessera:problem:round-closed", "title": "too late", "status": 409}
             return httpx.Response(409, json=problem, request=request)
 
-    who = finished(started, transport=Late())
-    folder = who.workspace.rounds.open(2)
+    participant = finished(started, transport=Late())
+    folder = participant.workspace.rounds.open(2)
     assert folder.has(CLOSED)
     assert not folder.has(RECEIPT)
-    assert (who.workspace.home / FINAL_SCORES_SENT).is_file()
+    assert (participant.workspace.home / FINAL_SCORES_SENT).is_file()

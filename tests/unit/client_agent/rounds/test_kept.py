@@ -86,9 +86,9 @@ def train_round_in(
 
 def test_better_state_is_kept_with_enough_validation_examples(tiny: Callable[..., BaseModel]) -> None:
     silo = silo_of(tiny(), 16)
-    learnt = train_round(silo, 0.01, federated=True, trained_before=False)
-    assert learnt.validation["trained"] < learnt.validation["served"]
-    assert learnt.scores.kept == "trained"
+    trained = train_round(silo, 0.01, federated=True, trained_before=False)
+    assert trained.validation["trained"] < trained.validation["served"]
+    assert trained.scores.kept == "trained"
     silo.data = replace(silo.data, train=tuple(Example(e.prompt, "zzzz") for e in silo.data.train))
     worse = train_round(silo, 0.1, federated=False, trained_before=False)
     assert worse.validation["trained"] > worse.validation["served"]
@@ -128,8 +128,8 @@ def test_unchanged_adapter_is_not_scored_again(tiny: Callable[..., BaseModel], t
         assert examiner.examine(adapter, [Exam("of another model", {}, None)]) == once
         assert Examiner(silo, SCORES, 32).examine(adapter).fingerprint != once.fingerprint
         scored = [replace(example, metrics=("f1",)) for example in silo.data.test]
-        other = replace(silo, data=replace(silo.data, test=tuple(scored)))
-        assert Examiner(other, SCORES, PLAN.max_length).examine(adapter, [once]) is not once
+        rescored = replace(silo, data=replace(silo.data, test=tuple(scored)))
+        assert Examiner(rescored, SCORES, PLAN.max_length).examine(adapter, [once]) is not once
         adapter.load(rounds[0].adapter)
         assert examiner.examine(adapter, [once]) is not once
     read = TrainingResult.from_bytes(rounds[-1].to_bytes())
@@ -137,18 +137,18 @@ def test_unchanged_adapter_is_not_scored_again(tiny: Callable[..., BaseModel], t
 
 
 def test_final_weights_are_scored_and_sent_once(served: Served, started: Enrolled) -> None:
-    who = started(**alone_plan())
-    run(who, limited_sleep(500))
-    home = who.workspace.home
+    participant = started(**alone_plan())
+    run(participant, limited_sleep(500))
+    home = participant.workspace.home
     final = read_final_scores(home)
-    shown = served.rounds(who.session.federation_id)[-1]["clients"][0]["scores"]
+    shown = served.rounds(participant.session.federation_id)[-1]["clients"][0]["scores"]
     assert final is not None
     assert shown["final"] == {name: score.model_dump() for name, score in final.scores.items()}
     # A client alone is served what it trained, in fewer bits: a hundredth of a loss of 4 is rounding.
     assert final.scores[LOSS].value == pytest.approx(shown["trained"]["loss"]["value"], abs=0.05)
     assert shown["mixing"]["value"] == pytest.approx(0, abs=0.05)
     times = [(home / name).stat().st_mtime_ns for name in (FINAL_SCORES, FINAL_SCORES_SENT)]
-    run(who, limited_sleep(500))
+    run(participant, limited_sleep(500))
     assert [(home / name).stat().st_mtime_ns for name in (FINAL_SCORES, FINAL_SCORES_SENT)] == times
 
 
@@ -166,13 +166,13 @@ def test_final_weights_are_kept_unless_worse(final: float | None, earlier: float
 
 
 def test_worse_final_weights_keep_last_rounds_model(started: Enrolled) -> None:
-    who = started(**alone_plan())
-    run(who, limited_sleep(500))
-    home, silo = who.workspace.home, who.trainer.silo
+    participant = started(**alone_plan())
+    run(participant, limited_sleep(500))
+    home, silo = participant.workspace.home, participant.trainer.silo
     final = read_final_scores(home)
     assert final is not None
     worse = final.model_copy(update={"validation_loss": 2.0, "earlier_loss": 1.0})
-    last = TrainingResult.read(next(who.workspace.rounds.newest_first()).path / TRAINED)
+    last = TrainingResult.read(next(participant.workspace.rounds.newest_first()).path / TRAINED)
     for scores, variant in ((worse, last.scores.kept), (final, "final")):
         (home / FINAL_SCORES).write_text(scores.model_dump_json())
         with adapter_of_round(silo, home, None, "kept") as placed:
@@ -194,44 +194,47 @@ def test_refused_final_scores_do_not_fail_the_agent(
                 return httpx.Response(403, json={"title": "no"}, request=request)
             return super().handle_request(request)
 
-    who = started(Refusing(), **alone_plan(rounds={"total": 1, "min_clients": 1}))
+    participant = started(Refusing(), **alone_plan(rounds={"total": 1, "min_clients": 1}))
     with caplog.at_level(logging.WARNING):
-        run(who, limited_sleep(500))
+        run(participant, limited_sleep(500))
     assert "scores of the final weights not sent" in caplog.text
-    assert (who.workspace.home / FINAL_SCORES).is_file()
-    assert not (who.workspace.home / FINAL_SCORES_SENT).exists()
+    assert (participant.workspace.home / FINAL_SCORES).is_file()
+    assert not (participant.workspace.home / FINAL_SCORES_SENT).exists()
 
 
 def test_final_scores_need_those_of_the_last_round(
     started: Enrolled, caplog: pytest.LogCaptureFixture
 ) -> None:
-    who = started(**alone_plan())
-    run(who, limited_sleep(500))
-    home, newest = who.workspace.home, next(who.workspace.rounds.newest_first())
+    participant = started(**alone_plan())
+    run(participant, limited_sleep(500))
+    home, newest = participant.workspace.home, next(participant.workspace.rounds.newest_first())
     final = read_final_scores(home)
     assert final is not None
     (home / FINAL_SCORES_SENT).unlink()
     (newest.path / SCORES_SENT).unlink()
     with caplog.at_level(logging.INFO):
-        send_final_scores(who, final)
+        send_final_scores(participant, final)
     assert "`final` belongs to the last published round, 2" in caplog.text
     assert not (home / FINAL_SCORES_SENT).exists()
 
 
 @pytest.mark.slow
 def test_learning_rate_is_searched_before_first_round_only(started: Enrolled) -> None:
-    who = started(**alone_plan(training=QUICK | {"learning_rate": "auto"}))
-    run(who, limited_sleep(500))
-    search = who.workspace.rates.newest()
+    participant = started(**alone_plan(training=QUICK | {"learning_rate": "auto"}))
+    run(participant, limited_sleep(500))
+    search = participant.workspace.rates.newest()
     assert search is not None
-    rates = [TrainingResult.read(f.path / TRAINED).learning_rate for f in who.workspace.rounds.newest_first()]
+    rates = [
+        TrainingResult.read(f.path / TRAINED).learning_rate
+        for f in participant.workspace.rounds.newest_first()
+    ]
     assert set(rates) == {search.chosen}
-    assert len(list(who.workspace.rates.folder.iterdir())) == 1
+    assert len(list(participant.workspace.rates.folder.iterdir())) == 1
 
 
 @pytest.mark.slow
 def test_pruned_client_does_not_search_its_rate_again(started: Enrolled) -> None:
-    who = started(
+    participant = started(
         **alone_plan(
             training=QUICK | {"learning_rate": "auto"},
             adapter={"kind": "lora", "rank": 4, "roles": ["v", "down"]},
@@ -239,7 +242,9 @@ def test_pruned_client_does_not_search_its_rate_again(started: Enrolled) -> None
             rounds={"total": 3, "min_clients": 1},
         )
     )
-    run(who, limited_sleep(500))
-    trained = [TrainingResult.read(folder.path / TRAINED) for folder in who.workspace.rounds.newest_first()]
+    run(participant, limited_sleep(500))
+    trained = [
+        TrainingResult.read(folder.path / TRAINED) for folder in participant.workspace.rounds.newest_first()
+    ]
     assert rank_of(trained[0].adapter) < 4
-    assert len(list(who.workspace.rates.folder.iterdir())) == 1
+    assert len(list(participant.workspace.rates.folder.iterdir())) == 1

@@ -67,10 +67,10 @@ def acting_change(folder: RoundFolder) -> dict[str, np.ndarray]:
     }
 
 
-def assert_alike(one: RoundFolder, other: RoundFolder) -> None:
-    wanted = acting_change(other)
-    for module, values in acting_change(one).items():
-        np.testing.assert_allclose(values, wanted[module], atol=1e-5, err_msg=module)
+def assert_alike(left: RoundFolder, right: RoundFolder) -> None:
+    expected = acting_change(right)
+    for module, values in acting_change(left).items():
+        np.testing.assert_allclose(values, expected[module], atol=1e-5, err_msg=module)
         assert np.abs(values).max() > 1e-4
 
 
@@ -98,18 +98,19 @@ def test_missing_whole_base_delta_is_an_error(pair: Callable[..., Pair], served:
     two = pair("flora")
     for _ in range(2):
         two.run_round(*BOTH)
-    who, brief = two.members["aster"], two.brief("aster")
+    participant, brief = two.members["aster"], two.brief("aster")
     assert (
-        download_whole(who.session, 2, digest_of(who.workspace.rounds.open(2).read(WEIGHTS))) is None
+        download_whole(participant.session, 2, digest_of(participant.workspace.rounds.open(2).read(WEIGHTS)))
+        is None
     )  # it is the whole already
-    for folder in who.workspace.rounds.newest_first():
+    for folder in participant.workspace.rounds.newest_first():
         folder.forget(FOLD)
     with served.database.write() as session:
         session.execute(
             update(FoldRow).where(FoldRow.federation_id == two.federation_id).values(payload_id=None)
         )
     with pytest.raises(BaseDeltaMissing, match="stop this client until one round is published without it"):
-        take_part(who, brief)
+        take_part(participant, brief)
 
 
 @pytest.mark.slow
@@ -119,11 +120,11 @@ def test_unsigned_whole_base_delta_is_not_used(
     two = pair("flora")
     for _ in range(3):
         two.run_round(*BOTH)
-    who = two.members["aster"]
-    named = digest_of(who.workspace.rounds.open(3).read(WEIGHTS))
-    assert download_whole(who.session, 3, named) is not None
-    assert download_whole(who.session, 3, digest_of(b"of other weights")) is None
-    stranger = replace(who.session, server_key=name_of(Ed25519PrivateKey.generate()))
+    participant = two.members["aster"]
+    named = digest_of(participant.workspace.rounds.open(3).read(WEIGHTS))
+    assert download_whole(participant.session, 3, named) is not None
+    assert download_whole(participant.session, 3, digest_of(b"of other weights")) is None
+    stranger = replace(participant.session, server_key=name_of(Ed25519PrivateKey.generate()))
     assert download_whole(stranger, 3, named) is None
     assert "round 3: whole base delta without a valid signature" in caplog.text
 
@@ -134,20 +135,20 @@ def test_final_weights_include_the_whole_base_delta(pair: Callable[..., Pair], s
     two = pair(strategy, rounds={"total": 3, "min_clients": 2})
     for _ in range(3):
         folders = two.run_round(*BOTH)
-    who, nap, layout = two.members["aster"], limited_sleep(500), layout_of(folders["aster"])
-    while not isinstance(brief := who.session.api.current_round(two.federation_id), FinishedBrief):
+    participant, nap, layout = two.members["aster"], limited_sleep(500), layout_of(folders["aster"])
+    while not isinstance(brief := participant.session.api.current_round(two.federation_id), FinishedBrief):
         nap(0)
-    finish(who, brief)
-    final = read_served((who.workspace.home / FINAL_WEIGHTS).read_bytes(), layout)
+    finish(participant, brief)
+    final = read_served((participant.workspace.home / FINAL_WEIGHTS).read_bytes(), layout)
     assert final.manifest.fold_from == 1
-    added = read_served(who.session.api.weights(two.federation_id, 4).body, layout)
-    wanted = apply_weights(newest_base_delta(who.workspace.rounds, before=4), added)
-    for module, one in apply_weights(BaseDelta(1, {}), final).added.items():
-        other = wanted.added[module]
-        np.testing.assert_allclose(one.B @ one.A, other.B @ other.A, atol=1e-5)
-    for folder in who.workspace.rounds.newest_first():
+    added = read_served(participant.session.api.weights(two.federation_id, 4).body, layout)
+    expected = apply_weights(newest_base_delta(participant.workspace.rounds, before=4), added)
+    for module, change in apply_weights(BaseDelta(1, {}), final).added.items():
+        expected_change = expected.added[module]
+        np.testing.assert_allclose(change.B @ change.A, expected_change.B @ expected_change.A, atol=1e-5)
+    for folder in participant.workspace.rounds.newest_first():
         folder.forget(FOLD)
-    with adapter_of_round(who.trainer.silo, who.workspace.home, None, "kept") as (adapter, _):
+    with adapter_of_round(participant.trainer.silo, participant.workspace.home, None, "kept") as (adapter, _):
         assert adapter.state().keys() == layout.keys()
 
 
@@ -175,16 +176,21 @@ def test_agents_continue_under_restored_coordinator(
             Path(f"{file}{beside}").unlink(missing_ok=True)
         shutil.copy(backup, file)
         serve(url, tick_seconds=0.05, retry_seconds=0.2, port=int(first.url.rpartition(":")[2]))
-        for who in two.members.values():
+        for participant in two.members.values():
             accept(
-                compare_state(who.session.manifests, who.session.pins, who.session.api),
-                who.session.manifests,
-                who.session.pins,
-                who.session.api,
+                compare_state(
+                    participant.session.manifests, participant.session.pins, participant.session.api
+                ),
+                participant.session.manifests,
+                participant.session.pins,
+                participant.session.api,
             )
-            kept = newest_base_delta(who.workspace.rounds, before=99)
-            assert (kept.round, bool(kept.added)) == (0, True)  # to be exported, not to be added to
-            with adapter_of_round(who.trainer.silo, who.workspace.home, None, "local") as (adapter, _):
+            newest = newest_base_delta(participant.workspace.rounds, before=99)
+            assert (newest.round, bool(newest.added)) == (0, True)  # to be exported, not to be added to
+            with adapter_of_round(participant.trainer.silo, participant.workspace.home, None, "local") as (
+                adapter,
+                _,
+            ):
                 assert adapter.state()
         for _ in range(2):
             folders = two.run_round(*BOTH)

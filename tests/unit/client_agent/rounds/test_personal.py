@@ -38,11 +38,11 @@ def test_ditto_without_pull_trains_personal_adapter_as_alone(small_silo: Silo) -
         rounds(small_silo, "ditto", served=served, pull=0.0),
         rounds(small_silo, "fedavg", served=served),
     )
-    for ours, apart, common in zip(ditto, alone, fedavg, strict=True):
-        assert_equal(personal(ours), apart.adapter)
-        assert_equal(ours.adapter, common.adapter)
-        assert ours.scores.trained == apart.scores.trained
-        assert ours.validation == apart.validation
+    for personal_state, apart, common in zip(ditto, alone, fedavg, strict=True):
+        assert_equal(personal(personal_state), apart.adapter)
+        assert_equal(personal_state.adapter, common.adapter)
+        assert personal_state.scores.trained == apart.scores.trained
+        assert personal_state.validation == apart.validation
     assert ditto[1].scores.served == ditto[0].scores.trained  # not what it is served
 
 

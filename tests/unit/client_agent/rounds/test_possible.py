@@ -24,8 +24,8 @@ DP = {"epsilon": 8.0, "releases": 2, "minimum_sample": 12}
 FEW = DP | {"minimum_sample": 200}
 
 
-def joined_count(served: Served, who: Participant) -> int:
-    views = served.rounds(who.session.federation_id)
+def joined_count(served: Served, participant: Participant) -> int:
+    views = served.rounds(participant.session.federation_id)
     return sum(client["state"] != "invited" for view in views for client in view["clients"])
 
 
@@ -39,24 +39,24 @@ def joined_count(served: Served, who: Participant) -> int:
 def test_refusal_by_data_comes_before_the_join(
     served: Served, started: Callable[..., Participant], signature: dict[str, Any], error: type[AgentError]
 ) -> None:
-    who = started(**(alone_plan() | LORA | {"signature": signature}))
+    participant = started(**(alone_plan() | LORA | {"signature": signature}))
     with pytest.raises(error):
-        run(who, limited_sleep(50))
+        run(participant, limited_sleep(50))
     with pytest.raises(error):
-        take_part(who, next_brief(who))
-    assert joined_count(served, who) == 0
+        take_part(participant, next_brief(participant))
+    assert joined_count(served, participant) == 0
 
 
 @pytest.mark.slow
 def test_spent_sketch_budget_is_refused_before_the_join(
     served: Served, started: Callable[..., Participant], silo: Silo
 ) -> None:
-    who = started(**(alone_plan() | LORA | {"signature": {"dp": DP}}))
+    participant = started(**(alone_plan() | LORA | {"signature": {"dp": DP}}))
     plan = SignaturePlan.model_validate({"dp": DP})
     assert plan.dp is not None
-    ledger, mechanism = Ledger(who.workspace.folder), mechanism_for(silo.data.train, plan, plan.dp)
+    ledger, mechanism = Ledger(participant.workspace.folder), mechanism_for(silo.data.train, plan, plan.dp)
     for number in (1, 2):
         ledger.write(ledger.priced("fed_0", number, mechanism, plan.dp, None))
     with pytest.raises(BudgetSpent):
-        take_part(who, next_brief(who))
-    assert joined_count(served, who) == 0
+        take_part(participant, next_brief(participant))
+    assert joined_count(served, participant) == 0

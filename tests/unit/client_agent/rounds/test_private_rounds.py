@@ -30,9 +30,9 @@ from tests.scene.plans import federation_plan
 from tests.scene.silo_config import config
 
 
-def sketch_of(who: Participant, brief: RoundBrief) -> Sketch:
-    ledger = Ledger(who.workspace.folder)
-    return update_sketch(who.session, who.trainer, ledger, OpenedBrief.of(brief), None)
+def sketch_of(participant: Participant, brief: RoundBrief) -> Sketch:
+    ledger = Ledger(participant.workspace.folder)
+    return update_sketch(participant.session, participant.trainer, ledger, OpenedBrief.of(brief), None)
 
 
 def private(started: Enrolled, **rounds_plan: int) -> Participant:
@@ -40,94 +40,96 @@ def private(started: Enrolled, **rounds_plan: int) -> Participant:
     return started(**plan)
 
 
-def kept(who: Participant, number: int) -> Sketch:
-    return Sketch.from_bytes(who.workspace.rounds.open(number).read(SKETCH))
+def kept(participant: Participant, number: int) -> Sketch:
+    return Sketch.from_bytes(participant.workspace.rounds.open(number).read(SKETCH))
 
 
 @pytest.mark.slow
 def test_silo_releases_sketch_once_a_round_then_repeats(served: Served, started: Enrolled) -> None:
-    who = private(started)
-    run(who, limited_sleep(500))
-    book = Ledger(who.workspace.folder).read()
+    participant = private(started)
+    run(participant, limited_sleep(500))
+    book = Ledger(participant.workspace.folder).read()
     assert [entry.round for entry in book.releases] == [1, 2]
     spent = [entry.epsilon for entry in book.releases]
     assert 0 < spent[0] < spent[1] <= 2.0
-    seen = served.rounds(who.session.federation_id)
-    assert [view["state"] for view in seen] == ["published"] * 3
-    assert [view["clients"][0]["epsilon"] for view in seen] == [*spent, spent[1]]
-    assert kept(who, 2).to_bytes() == kept(who, 3).to_bytes()
-    assert kept(who, 2).vector.shape == (64,)
-    assert np.linalg.norm(kept(who, 2).vector) <= 1 + 1e-6
+    shown = served.rounds(participant.session.federation_id)
+    assert [view["state"] for view in shown] == ["published"] * 3
+    assert [view["clients"][0]["epsilon"] for view in shown] == [*spent, spent[1]]
+    assert kept(participant, 2).to_bytes() == kept(participant, 3).to_bytes()
+    assert kept(participant, 2).vector.shape == (64,)
+    assert np.linalg.norm(kept(participant, 2).vector) <= 1 + 1e-6
 
 
 @pytest.mark.slow
 def test_crash_between_ledger_and_release_costs_budget(
     served: Served, started: Enrolled, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    who = private(started, total=2)
-    run_until_killed(who, monkeypatch, sketch, "release")
-    assert not who.workspace.rounds.open(1).has(SKETCH)
-    (paid,) = Ledger(who.workspace.folder).read().releases
-    run_until_killed(who, monkeypatch, plain_steps, "pack_update")  # signed and kept, but not yet sent
-    first, second = Ledger(who.workspace.folder).read().releases
+    participant = private(started, total=2)
+    run_until_killed(participant, monkeypatch, sketch, "release")
+    assert not participant.workspace.rounds.open(1).has(SKETCH)
+    (paid,) = Ledger(participant.workspace.folder).read().releases
+    run_until_killed(
+        participant, monkeypatch, plain_steps, "pack_update"
+    )  # signed and kept, but not yet sent
+    first, second = Ledger(participant.workspace.folder).read().releases
     assert (first, second.round) == (paid, 1)
     assert second.epsilon > first.epsilon
-    signed = who.workspace.rounds.open(1).read(SKETCH)
-    run(who, limited_sleep(500))
-    assert who.workspace.rounds.open(1).read(SKETCH) == signed
-    assert len(Ledger(who.workspace.folder).read().releases) == 2
-    assert [view["clients"][0]["epsilon"] for view in served.rounds(who.session.federation_id)] == [
+    signed = participant.workspace.rounds.open(1).read(SKETCH)
+    run(participant, limited_sleep(500))
+    assert participant.workspace.rounds.open(1).read(SKETCH) == signed
+    assert len(Ledger(participant.workspace.folder).read().releases) == 2
+    assert [view["clients"][0]["epsilon"] for view in served.rounds(participant.session.federation_id)] == [
         second.epsilon
     ] * 2
 
 
 @pytest.mark.slow
 def test_crash_without_release_left_is_explained(started: Enrolled, monkeypatch: pytest.MonkeyPatch) -> None:
-    who = private(started)
-    brief = next_brief(who)
+    participant = private(started)
+    brief = next_brief(participant)
     once = SignatureDpPlan(epsilon=2.0, releases=1, minimum_sample=12)
     brief = brief.model_copy(update={"signature": brief.signature.model_copy(update={"dp": once})})
     with monkeypatch.context() as patched:
         patched.setattr(sketch, "release", lambda *_: (_ for _ in ()).throw(Killed()))
         with pytest.raises(Killed):
-            sketch_of(who, brief)
+            sketch_of(participant, brief)
     with pytest.raises(
         BudgetSpent, match=r"no sketch to send again: a crash lost it after .* releases of 2 or more"
     ):
-        sketch_of(who, brief)
+        sketch_of(participant, brief)
 
 
 @pytest.mark.slow
 def test_newcomers_join_and_update_carry_one_release(started: Enrolled) -> None:
-    who = private(started)
-    brief = next_brief(who)
-    work = Work(who, OpenedBrief.of(brief), who.workspace.rounds.open(1))
+    participant = private(started)
+    brief = next_brief(participant)
+    work = Work(participant, OpenedBrief.of(brief), participant.workspace.rounds.open(1))
     bodies = {plain_steps.newcomer_body(work) for _ in range(2)}
     assert len(bodies) == 1
-    assert len(Ledger(who.workspace.folder).read().releases) == 1
-    assert kept(who, 1).vector.tobytes() in bodies.pop()
+    assert len(Ledger(participant.workspace.folder).read().releases) == 1
+    assert kept(participant, 1).vector.tobytes() in bodies.pop()
 
 
 @pytest.mark.parametrize("dp", [None, SignatureDpPlan(epsilon=9.0, releases=2, minimum_sample=12)])
 def test_newcomer_refuses_brief_less_private_than_its_plan(
     started: Enrolled, monkeypatch: pytest.MonkeyPatch, dp: SignatureDpPlan | None
 ) -> None:
-    who = private(started)
-    brief = next_brief(who)
+    participant = private(started)
+    brief = next_brief(participant)
     less = brief.signature.model_copy(update={"dp": dp})
     lying = brief.model_copy(update={"round": 2, "signature": less})
     sent: list[object] = []
-    monkeypatch.setattr(type(who.session.api), "join", lambda *_: sent.append(_))
+    monkeypatch.setattr(type(participant.session.api), "join", lambda *_: sent.append(_))
     for _ in range(2):
         with pytest.raises(ManifestRefused, match="round 2 has another signature than the federation's"):
-            take_part(who, lying)
+            take_part(participant, lying)
     assert sent == []
-    assert Ledger(who.workspace.folder).read().releases == ()
-    assert not who.workspace.rounds.open(2).has(SKETCH)
+    assert Ledger(participant.workspace.folder).read().releases == ()
+    assert not participant.workspace.rounds.open(2).has(SKETCH)
 
 
 @pytest.mark.parametrize(
-    ("dp", "said"),
+    ("dp", "error"),
     [
         (None, "asks for sketches without differential privacy, and this silo's max_epsilon is 1"),
         (
@@ -141,54 +143,54 @@ def test_newcomer_refuses_brief_less_private_than_its_plan(
     ],
 )
 def test_silo_refuses_sketch_less_private_than_max_epsilon(
-    started: Enrolled, dp: SignatureDpPlan | None, said: str
+    started: Enrolled, dp: SignatureDpPlan | None, error: str
 ) -> None:
-    who = private(started)
-    who.session.max_epsilon = 1.0
-    brief = next_brief(who)
-    asked = brief.model_copy(update={"signature": brief.signature.model_copy(update={"dp": dp})})
-    with pytest.raises(NotPrivateEnough, match=said):
-        sketch_of(who, asked)
-    with pytest.raises(NotPrivateEnough, match=said):
-        join_body(who.session, who.trainer, OpenedBrief.of(asked), None)
+    participant = private(started)
+    participant.session.max_epsilon = 1.0
+    brief = next_brief(participant)
+    changed = brief.model_copy(update={"signature": brief.signature.model_copy(update={"dp": dp})})
+    with pytest.raises(NotPrivateEnough, match=error):
+        sketch_of(participant, changed)
+    with pytest.raises(NotPrivateEnough, match=error):
+        join_body(participant.session, participant.trainer, OpenedBrief.of(changed), None)
     with pytest.raises(NotPrivateEnough, match="or raise max_epsilon here"):
-        take_part(who, brief)  # before anything is trained
-    assert not any(who.workspace.rounds.open(1).has(name) for name in (WEIGHTS, SKETCH))
-    assert Ledger(who.workspace.folder).read().releases == ()
-    who.session.max_epsilon = 2.0
-    sketch_of(who, brief)
-    assert len(Ledger(who.workspace.folder).read().releases) == 1
+        take_part(participant, brief)  # before anything is trained
+    assert not any(participant.workspace.rounds.open(1).has(name) for name in (WEIGHTS, SKETCH))
+    assert Ledger(participant.workspace.folder).read().releases == ()
+    participant.session.max_epsilon = 2.0
+    sketch_of(participant, brief)
+    assert len(Ledger(participant.workspace.folder).read().releases) == 1
 
 
 def test_check_compares_plan_with_max_epsilon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = {"name": "x", "strategy": {"name": "fedmosaic"}, "signature": {"dp": DP}}
-    file, said = config(tmp_path), tmp_path / "plan.json"
+    file, plan_file = config(tmp_path), tmp_path / "plan.json"
     monkeypatch.setenv("TESSERA_AGENT_MAX_EPSILON", "2")
     unknown = checked(file)["privacy"]
     assert unknown.passed
     assert "max_epsilon 2 limits the federation's plan, which is not known yet" in unknown.detail
-    for most, good, found in (
+    for most, good, detail in (
         ("2", True, "max_epsilon 2 is met"),
         ("1.9", False, "allows sketches to cost epsilon 2, and this silo's max_epsilon is 1.9"),
     ):
         monkeypatch.setenv("TESSERA_AGENT_MAX_EPSILON", most)
-        said.write_text(json.dumps(plan))
-        finding = checked(file, said)["privacy"]
+        plan_file.write_text(json.dumps(plan))
+        finding = checked(file, plan_file)["privacy"]
         assert finding.passed is good
-        assert found in finding.detail
-    said.write_text(json.dumps(plan | {"signature": {}}))
-    finding = checked(file, said)["privacy"]
+        assert detail in finding.detail
+    plan_file.write_text(json.dumps(plan | {"signature": {}}))
+    finding = checked(file, plan_file)["privacy"]
     assert not finding.passed
     assert "asks for sketches without differential privacy" in finding.detail
 
 
 def test_newcomer_without_budget_gets_a_remedy(started: Enrolled) -> None:
-    who = private(started)
-    brief = next_brief(who)
+    participant = private(started)
+    brief = next_brief(participant)
     for number in (1, 2):
-        sketch_of(who, brief.model_copy(update={"round": number}))
+        sketch_of(participant, brief.model_copy(update={"round": number}))
     with pytest.raises(BudgetSpent, match=r"a larger signature\.dp\.epsilon"):
-        sketch_of(who, brief.model_copy(update={"round": 3}))
+        sketch_of(participant, brief.model_copy(update={"round": 3}))
 
 
 def test_too_small_or_too_large_silos_are_refused(participant: Enrolled, silo: Any) -> None:
@@ -203,14 +205,14 @@ def test_too_small_or_too_large_silos_are_refused(participant: Enrolled, silo: A
 
 def test_check_reports_promised_and_spent_sketch_privacy(tmp_path: Path) -> None:
     plan = {"name": "x", "strategy": {"name": "fedmosaic"}, "signature": {"dp": DP}}
-    file, said = config(tmp_path), tmp_path / "plan.json"
-    said.write_text(json.dumps(plan))
-    found = checked(file, said)["privacy"]
-    assert found.passed
-    assert "record-level (2, 1e-05)-differential privacy" in found.detail
-    assert "epsilon 0 of 2 spent at delta 1e-05; 2 of 2 left" in found.detail
-    said.write_text(json.dumps(plan | {"signature": {"dp": {"epsilon": 2}}}))
-    refused = checked(file, said)["privacy"]
+    file, plan_file = config(tmp_path), tmp_path / "plan.json"
+    plan_file.write_text(json.dumps(plan))
+    finding = checked(file, plan_file)["privacy"]
+    assert finding.passed
+    assert "record-level (2, 1e-05)-differential privacy" in finding.detail
+    assert "epsilon 0 of 2 spent at delta 1e-05; 2 of 2 left" in finding.detail
+    plan_file.write_text(json.dumps(plan | {"signature": {"dp": {"epsilon": 2}}}))
+    refused = checked(file, plan_file)["privacy"]
     assert not refused.passed
     assert "too few" in refused.detail
 

@@ -56,11 +56,11 @@ def private_plan(**changes: Any) -> dict[str, Any]:
 
 @pytest.mark.slow
 def test_private_rounds_record_and_report_epsilon(served: Served, started: Enrolled) -> None:
-    who = started(**private_plan())
-    run(who, limited_sleep(500))
-    views = served.rounds(who.session.federation_id)
+    participant = started(**private_plan())
+    run(participant, limited_sleep(500))
+    views = served.rounds(participant.session.federation_id)
     assert [view["state"] for view in views] == ["published"] * 2
-    book = Ledger(who.workspace.folder).read()
+    book = Ledger(participant.workspace.folder).read()
     assert [(entry.round, entry.steps, entry.begun) for entry in book.training] == [(1, 2, 2), (2, 2, 2)]
     assert [entry.round for entry in book.releases] == [1, 2]
     mechanism = book.training[-1].mechanism
@@ -70,7 +70,9 @@ def test_private_rounds_record_and_report_epsilon(served: Served, started: Enrol
     assert book.together(1e-5) < book.training[-1].epsilon + book.releases[-1].epsilon
     spent = [view["clients"][0]["training_epsilon"] for view in views]
     assert spent == [entry.epsilon for entry in book.training]
-    (member,) = served.admin.get(f"/v1/federations/{who.session.federation_id}/report").json()["members"]
+    (member,) = served.admin.get(f"/v1/federations/{participant.session.federation_id}/report").json()[
+        "members"
+    ]
     assert float(member["training_epsilon"]) == spent[-1]
     claims = " ".join(views[0]["claims"])
     assert "Updates: record-level (4, 1e-05)-differential privacy against everybody" in claims
@@ -87,19 +89,20 @@ def test_batched_gradients_train_at_the_same_cost(
         raise AssertionError("a gradient was computed by itself")
 
     monkeypatch.setattr(loop, "_gradient_of_text", alone)
-    who = started(**private_plan(privacy={"training": PRIVATE | {"gradients": "batched"}}))
-    before = who.trainer.silo.base.model.state_dict()
-    run(who, limited_sleep(500))
-    views = served.rounds(who.session.federation_id)
+    participant = started(**private_plan(privacy={"training": PRIVATE | {"gradients": "batched"}}))
+    before = participant.trainer.silo.base.model.state_dict()
+    run(participant, limited_sleep(500))
+    views = served.rounds(participant.session.federation_id)
     assert [view["state"] for view in views] == ["published"] * 2
-    book = Ledger(who.workspace.folder).read()
+    book = Ledger(participant.workspace.folder).read()
     mechanism = book.training[-1].mechanism
     assert [(entry.steps, entry.begun) for entry in book.training] == [(2, 2), (2, 2)]
     assert book.training[-1].epsilon == epsilon_of_counted([(mechanism, 4)], 1e-5)
-    adapter = TrainingResult.from_bytes(who.workspace.rounds.open(2).read(TRAINED)).adapter
+    adapter = TrainingResult.from_bytes(participant.workspace.rounds.open(2).read(TRAINED)).adapter
     assert all(np.isfinite(values).all() and values.any() for values in adapter.values())
     assert all(
-        torch.equal(before[name], now) for name, now in who.trainer.silo.base.model.state_dict().items()
+        torch.equal(before[name], now)
+        for name, now in participant.trainer.silo.base.model.state_dict().items()
     )
     assert "bits of an example's gradient, which its agent tests" in " ".join(views[0]["claims"])
 
@@ -108,68 +111,70 @@ def test_batched_gradients_train_at_the_same_cost(
 def test_kill_between_steps_pays_for_lost_steps_again(
     started: Enrolled, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    who = started(**private_plan(rounds={"total": 1, "min_clients": 1}, training=QUICK | {"steps": 3}))
+    participant = started(
+        **private_plan(rounds={"total": 1, "min_clients": 1}, training=QUICK | {"steps": 3})
+    )
     calls: list[int] = []
     whole = loop._gradient_of_text
 
     def dies_in_the_third_step(*arguments: Any) -> float:
-        if Ledger(who.workspace.folder).read().training[-1].begun == 3:
+        if Ledger(participant.workspace.folder).read().training[-1].begun == 3:
             raise Killed
         calls.append(1)
         return whole(*arguments)
 
-    run_until_killed_by(who, monkeypatch, dies_in_the_third_step)
-    (entry,) = Ledger(who.workspace.folder).read().training
+    run_until_killed_by(participant, monkeypatch, dies_in_the_third_step)
+    (entry,) = Ledger(participant.workspace.folder).read().training
     assert (entry.steps, entry.begun) == (3, 3)
-    run(who, limited_sleep(500))
-    book = Ledger(who.workspace.folder).read()
+    run(participant, limited_sleep(500))
+    book = Ledger(participant.workspace.folder).read()
     assert [(entry.steps, entry.begun) for entry in book.training] == [(3, 3), (3, 3)]
     assert book.training[-1].epsilon <= 4.0
 
 
-def run_until_killed_by(who: Participant, monkeypatch: pytest.MonkeyPatch, gradient: Any) -> None:
+def run_until_killed_by(participant: Participant, monkeypatch: pytest.MonkeyPatch, gradient: Any) -> None:
     with monkeypatch.context() as patched:
         patched.setattr(loop, "_gradient_of_text", gradient)
         with pytest.raises(Killed):
-            run(who, limited_sleep(500))
+            run(participant, limited_sleep(500))
 
 
 @pytest.mark.slow
 def test_kill_after_training_sends_same_update_without_cost(
     started: Enrolled, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    who = started(**private_plan(rounds={"total": 1, "min_clients": 1}))
-    run_until_killed(who, monkeypatch, plain_steps, "pack_update")
-    kept = who.workspace.rounds.open(1).read(TRAINED)
-    run(who, limited_sleep(500))
-    assert who.workspace.rounds.open(1).read(TRAINED) == kept
-    assert [entry.steps for entry in Ledger(who.workspace.folder).read().training] == [2]
-    assert all(np.isfinite(values).all() for values in TrainingResult.from_bytes(kept).adapter.values())
+    participant = started(**private_plan(rounds={"total": 1, "min_clients": 1}))
+    run_until_killed(participant, monkeypatch, plain_steps, "pack_update")
+    trained = participant.workspace.rounds.open(1).read(TRAINED)
+    run(participant, limited_sleep(500))
+    assert participant.workspace.rounds.open(1).read(TRAINED) == trained
+    assert [entry.steps for entry in Ledger(participant.workspace.folder).read().training] == [2]
+    assert all(np.isfinite(values).all() for values in TrainingResult.from_bytes(trained).adapter.values())
 
 
 @pytest.mark.slow
 def test_held_out_examples_are_not_trained_on_privately(started: Enrolled) -> None:
-    who = started(**private_plan(signature={"dp": DP | {"minimum_sample": 8}}))
-    silo = who.trainer.silo
+    participant = started(**private_plan(signature={"dp": DP | {"minimum_sample": 8}}))
+    silo = participant.trainer.silo
     first, second, *_ = silo.data.train
     twin = replace(second, prompt=f" {second.prompt.upper()}", completion="another")
-    who.trainer.silo = replace(silo, data=replace(silo.data, test=(*silo.data.test, first, twin)))
-    assert take_part(who, next_brief(who))
-    assert {first, second}.isdisjoint(who.trainer.silo.data.train)
-    book = Ledger(who.workspace.folder).read()
+    participant.trainer.silo = replace(silo, data=replace(silo.data, test=(*silo.data.test, first, twin)))
+    assert take_part(participant, next_brief(participant))
+    assert {first, second}.isdisjoint(participant.trainer.silo.data.train)
+    book = Ledger(participant.workspace.folder).read()
     assert {entry.records for entry in (*book.training, *book.releases)} == {10}  # of twelve
     assert len(silo.data.train) == 12  # other participants of the same silo have all
 
 
 @pytest.mark.slow
 def test_silo_with_spent_training_budget_does_not_join(started: Enrolled) -> None:
-    who = started(**private_plan(privacy={"training": {"epsilon": 4.0, "steps": 3}}))
+    participant = started(**private_plan(privacy={"training": {"epsilon": 4.0, "steps": 3}}))
     with pytest.raises(
         TrainingBudgetSpent, match=r"the privacy budget of training is spent.*nothing is trained"
     ):
-        run(who, limited_sleep(500))
-    assert not who.workspace.rounds.open(2).has(WEIGHTS)
-    assert [entry.round for entry in Ledger(who.workspace.folder).read().training] == [1]
+        run(participant, limited_sleep(500))
+    assert not participant.workspace.rounds.open(2).has(WEIGHTS)
+    assert [entry.round for entry in Ledger(participant.workspace.folder).read().training] == [1]
 
 
 @pytest.mark.parametrize(
@@ -185,18 +190,18 @@ def test_silo_with_spent_training_budget_does_not_join(started: Enrolled) -> Non
 def test_policy_refuses_costlier_plan_before_training(
     started: Enrolled, training: dict[str, float] | None, refusal: str
 ) -> None:
-    who = started(**private_plan(privacy={"training": training}))
-    who.session.policy = Policy(max_training_epsilon=3.0)
+    participant = started(**private_plan(privacy={"training": training}))
+    participant.session.policy = Policy(max_training_epsilon=3.0)
     with pytest.raises(PolicyRefused, match=refusal):
-        take_part(who, next_brief(who))
-    assert not who.workspace.rounds.open(1).has(WEIGHTS)
-    assert Ledger(who.workspace.folder).read().training == ()
-    who.session.policy = Policy(max_training_epsilon=4.0)
+        take_part(participant, next_brief(participant))
+    assert not participant.workspace.rounds.open(1).has(WEIGHTS)
+    assert Ledger(participant.workspace.folder).read().training == ()
+    participant.session.policy = Policy(max_training_epsilon=4.0)
     if training is not None:
-        who.session.check_plan()
-        who.session.policy = Policy(max_training_epsilon=4.0, max_training_delta=1e-6)
+        participant.session.check_plan()
+        participant.session.policy = Policy(max_training_epsilon=4.0, max_training_delta=1e-6)
         with pytest.raises(PolicyRefused, match=r"at delta 1e-05 only.* privacy.training.delta of 1e-06 or"):
-            who.session.check_plan()
+            participant.session.check_plan()
 
 
 @pytest.mark.parametrize("name", ["fed_vemoe", "het_lora", "ca_pfl", "ditto"])
@@ -216,12 +221,12 @@ def test_custom_trainer_or_ranks_are_refused(silo: Silo) -> None:
 
 
 def test_private_training_sends_no_progress(started: Enrolled) -> None:
-    who = started(**private_plan())
-    who.trainer.reports_progress = True
-    work = Work(who, OpenedBrief.of(next_brief(who)), who.workspace.rounds.open(1))
-    who.session.check_plan()
+    participant = started(**private_plan())
+    participant.trainer.reports_progress = True
+    work = Work(participant, OpenedBrief.of(next_brief(participant)), participant.workspace.rounds.open(1))
+    participant.session.check_plan()
     sent: list[object] = []
-    object.__setattr__(who.session.api, "put_once", lambda *_: sent.append(_) or 204)
+    object.__setattr__(participant.session.api, "put_once", lambda *_: sent.append(_) or 204)
     with step_reports(work) as report:
         report(loop.Step(1, 2, 1.5, 10, 1.0), 0, 2)
     assert sent == []
@@ -229,14 +234,14 @@ def test_private_training_sends_no_progress(started: Enrolled) -> None:
 
 @pytest.mark.slow
 def test_check_reports_privacy_cost_of_training(tmp_path: Path) -> None:
-    file, said = config(tmp_path), tmp_path / "plan.json"
-    said.write_text(json.dumps({"name": "x"} | private_plan()))
-    found = checked(file, said)["privacy"]
-    assert found.passed, found.detail
-    assert "Training: updates: record-level (4, 1e-05)-differential privacy" in found.detail
-    assert "on 8 of 12 examples a step; epsilon 0 of 4 spent at delta 1e-05" in found.detail
-    said.write_text(json.dumps({"name": "x"} | private_plan(strategy={"name": "het_lora"})))
-    refused = checked(file, said)["privacy"]
+    file, plan_file = config(tmp_path), tmp_path / "plan.json"
+    plan_file.write_text(json.dumps({"name": "x"} | private_plan()))
+    finding = checked(file, plan_file)["privacy"]
+    assert finding.passed, finding.detail
+    assert "Training: updates: record-level (4, 1e-05)-differential privacy" in finding.detail
+    assert "on 8 of 12 examples a step; epsilon 0 of 4 spent at delta 1e-05" in finding.detail
+    plan_file.write_text(json.dumps({"name": "x"} | private_plan(strategy={"name": "het_lora"})))
+    refused = checked(file, plan_file)["privacy"]
     assert not refused.passed
     assert "prunes ranks by a penalty of the loss" in refused.detail
 

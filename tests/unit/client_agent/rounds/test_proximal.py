@@ -22,13 +22,13 @@ def distance_moved(silo: Silo, pull: float) -> float:
 
 def test_fedprox_without_pull_equals_fedavg(small_silo: Silo) -> None:
     pairs = zip(rounds(small_silo, "fedprox", proximal=0.0), rounds(small_silo, "fedavg"), strict=True)
-    for held, free in pairs:
-        assert_equal(held.adapter, free.adapter)
+    for pulled, free in pairs:
+        assert_equal(pulled.adapter, free.adapter)
 
 
 def test_stronger_pull_stays_nearer_to_served_weights(small_silo: Silo) -> None:
-    free, held, fixed = (distance_moved(small_silo, pull) for pull in (0.0, 1.0, 100.0))
-    assert free > held > fixed > 0
+    free, pulled, fixed = (distance_moved(small_silo, pull) for pull in (0.0, 1.0, 100.0))
+    assert free > pulled > fixed > 0
 
 
 def test_pull_is_half_the_squared_distance() -> None:

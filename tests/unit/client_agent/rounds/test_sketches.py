@@ -35,46 +35,46 @@ def computed(monkeypatch: pytest.MonkeyPatch) -> list[Sketch]:
     return sketches
 
 
-def opened_with(who: Participant, **signature: object) -> OpenedBrief:
-    brief = next_brief(who)
+def opened_with(participant: Participant, **signature: object) -> OpenedBrief:
+    brief = next_brief(participant)
     changed = brief.signature.model_copy(update=signature)
     return OpenedBrief.of(brief.model_copy(update={"signature": changed}))
 
 
 def test_sketch_of_a_plan_is_computed_once(started: Started, computed: list[Sketch]) -> None:
-    who = started(**alone_plan(rounds={"total": 2, "min_clients": 1}))
-    run(who, limited_sleep(500))
+    participant = started(**alone_plan(rounds={"total": 2, "min_clients": 1}))
+    run(participant, limited_sleep(500))
     (only,) = computed
     for number in (1, 2):
-        sent = Sketch.from_bytes(who.workspace.rounds.open(number).read(SKETCH))
+        sent = Sketch.from_bytes(participant.workspace.rounds.open(number).read(SKETCH))
         np.testing.assert_allclose(sent.vector, only.vector, rtol=1e-6)
 
 
 def test_sketch_is_recomputed_for_another_plan_or_pivot(
     started: Started, computed: list[Sketch], monkeypatch: pytest.MonkeyPatch, tiny: Callable[..., BaseModel]
 ) -> None:
-    who = started(**alone_plan())
-    plain, seeded = opened_with(who), opened_with(who, seed=1)
-    assert compute_sketch(who.trainer, plain) is compute_sketch(who.trainer, plain)
-    assert compute_sketch(who.trainer, seeded) is not compute_sketch(who.trainer, plain)
+    participant = started(**alone_plan())
+    plain, seeded = opened_with(participant), opened_with(participant, seed=1)
+    assert compute_sketch(participant.trainer, plain) is compute_sketch(participant.trainer, plain)
+    assert compute_sketch(participant.trainer, seeded) is not compute_sketch(participant.trainer, plain)
     pivot = tiny(name="pivot", seed=7)
-    monkeypatch.setattr(who.trainer.silo, "_pivot", pivot)
-    compute_sketch(who.trainer, opened_with(who, model=pivot.slug))
+    monkeypatch.setattr(participant.trainer.silo, "_pivot", pivot)
+    compute_sketch(participant.trainer, opened_with(participant, model=pivot.slug))
     assert len(computed) == 3
 
 
 def test_failed_sketch_is_computed_again(started: Started, monkeypatch: pytest.MonkeyPatch) -> None:
-    who = started(**alone_plan())
-    opened = opened_with(who)
+    participant = started(**alone_plan())
+    opened = opened_with(participant)
     with monkeypatch.context() as patched:
         patched.setattr(sketch, "sketch_of", lambda *_: (_ for _ in ()).throw(SketchUnusable("zero")))
         with pytest.raises(SketchUnusable):
-            compute_sketch(who.trainer, opened)
-    assert np.linalg.norm(compute_sketch(who.trainer, opened).vector) > 0
+            compute_sketch(participant.trainer, opened)
+    assert np.linalg.norm(compute_sketch(participant.trainer, opened).vector) > 0
 
 
 def test_private_sketches_are_never_cached(started: Started, computed: list[Sketch]) -> None:
-    who = started(**alone_plan(signature={"dp": DP}, rounds={"total": 2, "min_clients": 1}))
-    run(who, limited_sleep(500))
+    participant = started(**alone_plan(signature={"dp": DP}, rounds={"total": 2, "min_clients": 1}))
+    run(participant, limited_sleep(500))
     assert not computed
-    assert not who.trainer.sketches
+    assert not participant.trainer.sketches

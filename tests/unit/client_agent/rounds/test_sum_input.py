@@ -36,7 +36,7 @@ def change(*trained: str) -> dict[str, np.ndarray]:
     return {name: values * name.startswith(("l0", *trained)) for name, values in drawn.items()}
 
 
-def encoded(learnt: dict[str, np.ndarray], **changes: Any) -> dict[str, np.ndarray]:
+def encoded(trained: dict[str, np.ndarray], **changes: Any) -> dict[str, np.ndarray]:
     """Return a client's input by segment: counts as integers, the others decoded."""
     summed = PLAN.privacy.secure_sum
     assert summed is not None
@@ -46,7 +46,7 @@ def encoded(learnt: dict[str, np.ndarray], **changes: Any) -> dict[str, np.ndarr
         summed=summed,
         layout=LAYOUT,
         served=SERVED,
-        trained={name: START[name] + values for name, values in learnt.items()},
+        trained={name: START[name] + values for name, values in trained.items()},
         scores=Scores(served=score, trained=score, kept="trained"),
         examples=50,
         base=f"sha256:{'0' * 64}",
@@ -66,12 +66,12 @@ def encoded(learnt: dict[str, np.ndarray], **changes: Any) -> dict[str, np.ndarr
 
 
 def test_trained_expert_has_member_counts_and_weighted_change() -> None:
-    learnt = change("x1")
-    values = encoded(learnt)
+    trained = change("x1")
+    values = encoded(trained)
     assert [int(values[group][0]) for group in GROUPS] == [largest_encoded(16), largest_encoded(16), 0, 0]
     rounding = 2 * CLIP_UNIT * (2**20) / largest_encoded(16)
     for name in ("A", "B"):
-        expected = 0.5 * learnt[f"x1.l0.q.{name}"].ravel()  # half of the examples for full weight
+        expected = 0.5 * trained[f"x1.l0.q.{name}"].ravel()  # half of the examples for full weight
         np.testing.assert_allclose(values[f"x1.{name}"], expected, atol=rounding)
         assert not values[f"x2.{name}"].any()
         assert not values[f"new.{name}"].any()
@@ -81,19 +81,19 @@ def test_trained_expert_has_member_counts_and_weighted_change() -> None:
 
 
 def test_expert_weight_of_a_member_is_its_responsibility() -> None:
-    learnt = change("x1", "x2")
-    values = encoded(learnt, responsibilities={2: 0.25})
+    trained = change("x1", "x2")
+    values = encoded(trained, responsibilities={2: 0.25})
     rounding = 2 / largest_encoded(16)
     assert [int(values[group][0]) for group in GROUPS] == [largest_encoded(16), 0, largest_encoded(16), 0]
     assert values["x2.weight"] == pytest.approx(0.125, abs=rounding)
     assert values["x2.responsibility"] == pytest.approx(0.25, abs=rounding)
-    np.testing.assert_allclose(values["x2.B"], 0.125 * learnt["x2.l0.q.B"].ravel(), atol=rounding)
+    np.testing.assert_allclose(values["x2.B"], 0.125 * trained["x2.l0.q.B"].ravel(), atol=rounding)
     assert not values["x1.B"].any()  # it was not chosen in this round
 
 
 def test_rejecting_member_repeats_shared_change_as_new_expert() -> None:
-    learnt = change()
-    values = encoded(learnt, rejects=True)
+    trained = change()
+    values = encoded(trained, rejects=True)
     assert int(values["reject"][0]) == largest_encoded(16)
     np.testing.assert_allclose(values["new.B"], values["B"], atol=2 / largest_encoded(16))
     assert values["new.weight"] == pytest.approx(values["weight"], abs=2 / largest_encoded(16))

@@ -49,20 +49,20 @@ def breaking(silo: Silo) -> Iterator[Breaking]:
 def test_round_of_failed_trainer_resumes_at_next_start(
     served: Served, started: Enrolled, breaking: Breaking
 ) -> None:
-    who = started(**alone_plan(adapter=LORA, rounds=ONE_ROUND, strategy={"name": "fedavg"}))
+    participant = started(**alone_plan(adapter=LORA, rounds=ONE_ROUND, strategy={"name": "fedavg"}))
     with pytest.raises(TrainerFailed, match=r"round 1: trainer 'breaking' failed after 1 of 2 .*no room"):
-        run(who, limited_sleep(50))
-    folder = who.workspace.rounds.open(1)
+        run(participant, limited_sleep(50))
+    folder = participant.workspace.rounds.open(1)
     assert folder.has(WEIGHTS)
     assert not folder.has(TRAINED)
-    assert served.rounds(who.session.federation_id)[0]["counts"]["arrived"] == 0
-    run(who, limited_sleep(500))
+    assert served.rounds(participant.session.federation_id)[0]["counts"]["arrived"] == 0
+    run(participant, limited_sleep(500))
     assert breaking.calls == 2
     assert folder.has(RECEIPT)
     assert not (folder.path / TRAINER).exists()
     trained = TrainingResult.read(folder.path / TRAINED)
     assert all(np.allclose(values, trained.start[name] + 0.25) for name, values in trained.adapter.items())
-    scores = served.rounds(who.session.federation_id)[0]["clients"][0]["scores"]
+    scores = served.rounds(participant.session.federation_id)[0]["clients"][0]["scores"]
     assert scores["trained"]["loss"]["value"] == trained.scores.trained["loss"].value
 
 
@@ -70,22 +70,22 @@ def test_unsuitable_trainer_is_refused_before_join(
     served: Served, started: Enrolled, breaking: Breaking
 ) -> None:
     plan: dict[str, Any] = alone_plan(adapter=LORA, rounds=ONE_ROUND, strategy={"name": "ditto"})
-    who = started(**plan)
+    participant = started(**plan)
     with pytest.raises(TrainerUnusable, match="trains two adapters, which trainer 'breaking' does not do"):
-        run(who, limited_sleep(50))
+        run(participant, limited_sleep(50))
     assert breaking.calls == 0
-    assert not who.workspace.rounds.open(1).has(WEIGHTS)
-    assert served.rounds(who.session.federation_id)[0]["counts"]["joined"] == 0
+    assert not participant.workspace.rounds.open(1).has(WEIGHTS)
+    assert served.rounds(participant.session.federation_id)[0]["counts"]["joined"] == 0
 
 
 @pytest.mark.slow
 def test_private_sketch_does_not_use_the_trainer(started: Enrolled, breaking: Breaking) -> None:
     breaking.calls = 1
     dp = {"epsilon": 8, "releases": 1, "minimum_sample": 2}
-    who = started(**alone_plan(adapter=LORA, rounds=ONE_ROUND, signature={"dim": 4, "dp": dp}))
-    run(who, limited_sleep(500))
-    folder = who.workspace.rounds.open(1)
+    participant = started(**alone_plan(adapter=LORA, rounds=ONE_ROUND, signature={"dim": 4, "dp": dp}))
+    run(participant, limited_sleep(500))
+    folder = participant.workspace.rounds.open(1)
     assert folder.has(UPDATE)
     assert folder.has(SKETCH)
-    (release,) = Ledger(who.workspace.folder).read().releases
+    (release,) = Ledger(participant.workspace.folder).read().releases
     assert 0 < release.epsilon <= 8

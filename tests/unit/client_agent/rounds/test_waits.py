@@ -59,10 +59,10 @@ def test_wait_line_names_the_missing_step(newest: RoundSummary | None, text: str
 
 def _log(watched: bool, rounds: list[RoundSummary | Exception]) -> WaitLog:
     def newest_round(federation_id: str) -> RoundSummary:
-        found = rounds.pop(0)
-        if isinstance(found, Exception):
-            raise found
-        return found
+        newest = rounds.pop(0)
+        if isinstance(newest, Exception):
+            raise newest
+        return newest
 
     session: Any = SimpleNamespace(
         api=SimpleNamespace(newest_round=newest_round),
@@ -79,8 +79,8 @@ def test_wait_lines_repeat_on_a_terminal_only(
     now = [0.0]
     monkeypatch.setattr(waits, "time", SimpleNamespace(monotonic=lambda: now[0]))
     caplog.set_level(logging.INFO)
-    same, other = _newest(1, "collecting"), _newest(1, "collecting", arrived=1)
-    log = _log(watched, [same, CoordinatorUnreachable("http://c", "no route", 5.0), same, other])
+    same, changed = _newest(1, "collecting"), _newest(1, "collecting", arrived=1)
+    log = _log(watched, [same, CoordinatorUnreachable("http://c", "no route", 5.0), same, changed])
     for _ in range(4):
         log.tell()
         now[0] += 1

@@ -126,11 +126,11 @@ def emptied(_: bytes) -> bytes:
 
 
 def api_through(scene: LoneSilo, transport: httpx.BaseTransport) -> CoordinatorApi:
-    who = scene.who
+    participant = scene.who
     return CoordinatorApi(
         scene.served.url,
-        key=read_key(who.workspace.folder),
-        server_key=who.session.server_key,
+        key=read_key(participant.workspace.folder),
+        server_key=participant.session.server_key,
         deadline_seconds=5,
         sleep=lambda _: None,
         transport=transport,

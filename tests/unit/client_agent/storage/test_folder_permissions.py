@@ -64,6 +64,6 @@ def test_links_are_not_followed(tmp_path: Path) -> None:
 
 
 def test_agent_writes_no_other_names(started: Callable[..., Participant]) -> None:
-    who = started(**alone_plan(rounds={"total": 1, "min_clients": 1}))
-    run(who, limited_sleep(500))
-    assert [entry.name for entry in who.workspace.folder.iterdir() if not is_agent_entry(entry)] == []
+    participant = started(**alone_plan(rounds={"total": 1, "min_clients": 1}))
+    run(participant, limited_sleep(500))
+    assert [entry.name for entry in participant.workspace.folder.iterdir() if not is_agent_entry(entry)] == []

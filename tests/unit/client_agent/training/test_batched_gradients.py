@@ -78,9 +78,9 @@ def assert_batch_matches_single_passes(
     """Compare with own backward passes: texts of unequal lengths, and one row without a text."""
     parameters = adapter.named_parameters()
     shape = Shape(len(texts) + 1, max(len(text.ids) for text in texts) + 3, 12)
-    found = list(gradients_of_texts(base, parameters, shape, texts))
-    assert len(found) == len(texts)
-    for (loss, gradient), text in zip(found, texts, strict=True):
+    batched = list(gradients_of_texts(base, parameters, shape, texts))
+    assert len(batched) == len(texts)
+    for (loss, gradient), text in zip(batched, texts, strict=True):
         expected = gradient_of(base, adapter, text)
         assert np.linalg.norm(gradient - expected) <= most * np.linalg.norm(expected)
         assert np.isfinite(loss)
@@ -176,14 +176,14 @@ def bits_of(
     parameters = adapter.named_parameters()
     batches, alone = batched.divided(base, size(parameters), texts)
     assert not alone
-    found = [
+    pairs = [
         (text, gradient.tobytes())
         for shape, members in batches
         for text, (_, gradient) in zip(
             members, gradients_of_texts(base, parameters, shape, members), strict=True
         )
     ]
-    return [gradient for text in texts for other, gradient in found if other is text]
+    return [gradient for text in texts for source, gradient in pairs if source is text]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -237,11 +237,11 @@ def test_both_modes_have_the_same_mean(
         exact = steps_of(base, adapter, examples, clip=clip)
         parameters = adapter.named_parameters()
         sample = [[record[0]] for record in exact.records]
-        found = []
+        means = []
         for steps in (exact, in_batches(exact, base, adapter)):
             loss = steps.noisy_gradient(base, sample, parameters, _gradient_of_text)
-            found.append((loss, flat(parameters)))
-    (exact_loss, expected), (loss, gradient) = found
+            means.append((loss, flat(parameters)))
+    (exact_loss, expected), (loss, gradient) = means
     assert loss == pytest.approx(exact_loss, rel=1e-5)
     assert np.linalg.norm(gradient - expected) <= 1e-5 * np.linalg.norm(expected)
 

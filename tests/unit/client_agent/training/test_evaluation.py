@@ -63,7 +63,7 @@ def test_likeliest_option_equals_that_of_public_model(
     each_architecture: BaseModel, examples: list[Example]
 ) -> None:
     base = each_architecture
-    asked = [
+    questions = [
         replace(
             example,
             options=(example.completion, "a", "zzzz", example.completion[:2] + "b"),
@@ -72,14 +72,14 @@ def test_likeliest_option_equals_that_of_public_model(
         for example in examples
     ]
     right = 0
-    for example in asked:
+    for example in questions:
         means = [
             np.mean(loss_of_public_model(base, example.prompt, o, closed=False)) for o in example.options
         ]
         right += int(np.argmin(means)) == 0
-    score = evaluate(base, asked, max_length=64).scores()["option_accuracy"]
-    assert score.count == len(asked)
-    assert score.value == right / len(asked)
+    score = evaluate(base, questions, max_length=64).scores()["option_accuracy"]
+    assert score.count == len(questions)
+    assert score.value == right / len(questions)
 
 
 def test_options_with_a_common_ending_compare_by_it(tiny: Callable[..., BaseModel]) -> None:
@@ -94,8 +94,8 @@ def test_options_with_a_common_ending_compare_by_it(tiny: Callable[..., BaseMode
         differ += int(np.argmin(by_ending) != np.argmin(whole))
         right = options[np.argmin(by_ending)]
         for option in options:
-            asked = Example(prompt, option, options=options, ending=" is x", metrics=("option_accuracy",))
-            score = evaluate(base, [asked], max_length=64).scores()["option_accuracy"]
+            question = Example(prompt, option, options=options, ending=" is x", metrics=("option_accuracy",))
+            score = evaluate(base, [question], max_length=64).scores()["option_accuracy"]
             assert score.value == float(option == right)
     assert differ > 0
 
@@ -118,15 +118,15 @@ def test_batched_generation_equals_generation_per_prompt(
 
 def test_trained_models_answers_are_scored_as_generated(tiny: Callable[..., BaseModel]) -> None:
     base = tiny()
-    asked = [replace(e, references=("no", e.completion), metrics=("exact_match", "f1")) for e in LETTERS] + [
-        Example("x 1=", "22", metrics=("exact_match",))
-    ]
+    questions = [
+        replace(e, references=("no", e.completion), metrics=("exact_match", "f1")) for e in LETTERS
+    ] + [Example("x 1=", "22", metrics=("exact_match",))]
     with inject_random_pq(base, ADAPTER) as adapter:
         plan = TrainingPlan(steps=25, max_length=64, learning_rate=0.03)
         train_examples(base, adapter, LETTERS, plan)
-        result = evaluate(base, asked, max_length=64)
-        forced = teacher_forced(base, encode_for(base, asked, 64))
-        silent = evaluate(base, asked, ScoresPlan(new_tokens=0), max_length=64).scores()
+        result = evaluate(base, questions, max_length=64)
+        forced = teacher_forced(base, encode_for(base, questions, 64))
+        silent = evaluate(base, questions, ScoresPlan(new_tokens=0), max_length=64).scores()
     scores = result.scores()
     assert 0 < forced.teacher_forced_match < 1
     assert scores["exact_match"].value == pytest.approx(forced.teacher_forced_match)

@@ -37,7 +37,7 @@ def one_round(base: BaseModel, number: int) -> None:
 
 def tensors() -> int:
     gc.collect()
-    return sum(issubclass(type(thing), torch.Tensor) for thing in gc.get_objects())
+    return sum(issubclass(type(item), torch.Tensor) for item in gc.get_objects())
 
 
 @pytest.mark.long

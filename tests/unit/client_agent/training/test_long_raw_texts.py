@@ -46,5 +46,5 @@ def test_scored_texts_are_taken_from_examples_in_turn(tiny: Callable[..., BaseMo
 
 def test_sketch_reads_the_beginning_of_a_text(tiny: Callable[..., BaseModel]) -> None:
     base, plan = tiny(), SignaturePlan(probe_examples=1)
-    for one, other in zip(LONG, SAME_BEGINNINGS, strict=True):
-        assert sketch_of(base, [one], plan).to_bytes() == sketch_of(base, [other], plan).to_bytes()
+    for long, beginning in zip(LONG, SAME_BEGINNINGS, strict=True):
+        assert sketch_of(base, [long], plan).to_bytes() == sketch_of(base, [beginning], plan).to_bytes()

@@ -88,9 +88,9 @@ def test_optimiser_setting_may_change_between_rounds(
 ) -> None:
     with inject_lora(base, ADAPTER) as adapter:
         state = train_with_optimizer(base, adapter, examples, before).optimiser_state
-        there = train_with_optimizer(base, adapter, examples, after, state).optimiser_state
-    assert there.keys() == state.keys()
-    steps = {float(values) for key, values in there.items() if key.endswith(".step")}
+        changed = train_with_optimizer(base, adapter, examples, after, state).optimiser_state
+    assert changed.keys() == state.keys()
+    steps = {float(values) for key, values in changed.items() if key.endswith(".step")}
     assert steps == {8.0}
 
 

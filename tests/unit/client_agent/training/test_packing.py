@@ -53,8 +53,8 @@ def by_token(base: BaseModel, batch: Batch) -> torch.Tensor:
 def test_logits_do_not_depend_on_packing(each_architecture: BaseModel, examples: list[Example]) -> None:
     require_packable(each_architecture)
     together, apart = batches(each_architecture, examples)
-    found, expected = (by_token(each_architecture, batch) for batch in (together, apart))
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    packed, expected = (by_token(each_architecture, batch) for batch in (together, apart))
+    torch.testing.assert_close(packed, expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("model_type", ["gemma2", "gemma3_text", "mistral"])

@@ -104,9 +104,9 @@ def test_gradient_without_noise_is_mean_of_clipped_gradients(
     steps, parameters = steps_of(base, adapter, examples[:5], clip=clip), adapter.named_parameters()
     sample = [[record[0]] for record in steps.records]
     loss = steps.noisy_gradient(base, sample, parameters, _gradient_of_text)
-    own = [gradient_of(base, adapter, text) for (text,) in sample]
-    norms = [float(np.linalg.norm(gradient)) for gradient in own]
-    expected = sum(g * min(1.0, clip / norm) for g, norm in zip(own, norms, strict=True)) / 4
+    gradients = [gradient_of(base, adapter, text) for (text,) in sample]
+    norms = [float(np.linalg.norm(gradient)) for gradient in gradients]
+    expected = sum(g * min(1.0, clip / norm) for g, norm in zip(gradients, norms, strict=True)) / 4
     np.testing.assert_allclose(flat(parameters), expected, rtol=1e-4, atol=1e-6 * clip)
     assert np.isfinite(loss)
     assert float(np.linalg.norm(flat(parameters))) <= 5 * clip / 4 * (1 + 1e-6)

@@ -31,9 +31,9 @@ PQ = {"kind": "pq", "rank": 4, "blocks": 2, "roles": ["q", "v"]}
 def by_torchrun(count: int, *arguments: object) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}"]
     # torchrun starts a file, which finds its own folder and not the tests.
-    found = environment() | {"PYTHONPATH": str(SCRIPT.parents[4])}
+    variables = environment() | {"PYTHONPATH": str(SCRIPT.parents[4])}
     return subprocess.run(
-        [*command, *map(str, arguments)], env=found, capture_output=True, text=True, check=False
+        [*command, *map(str, arguments)], env=variables, capture_output=True, text=True, check=False
     )
 
 

@@ -65,14 +65,14 @@ def test_diverging_rate_is_worse_than_any_other() -> None:
 
 
 def test_rate_is_searched_under_the_schedule(silo: Silo, tmp_path: Path) -> None:
-    found = []
+    rates = []
     for schedule in ("constant", "linear"):
         plan = PLAN.model_copy(update={"schedule": schedule, "warmup_steps": 2})
         store = RateStore(tmp_path / schedule)
         with inject_lora(silo.base, ADAPTER) as adapter:
             search_rate(silo, adapter, plan, store, KEY, stop=never_stop)
-        found.append({tried.rate: tried.loss for tried in store.read(KEY).tried})
-    constant, linear = found
+        rates.append({tried.rate: tried.loss for tried in store.read(KEY).tried})
+    constant, linear = rates
     assert constant[1e-3] != linear[1e-3]
 
 
@@ -146,8 +146,8 @@ def test_few_validation_examples_are_replaced_by_training_halves() -> None:
         rows = [Example(f"p{i}", "c") for i in range(train + validation)]
         return SiloData(tuple(rows[:train]), tuple(rows[train:]), ())
 
-    ((learnt, scored),) = sides(data(100, 80))
-    assert (len(learnt), len(scored)) == (100, 64)
+    ((trained, scored),) = sides(data(100, 80))
+    assert (len(trained), len(scored)) == (100, 64)
     for train, validation in ((30, 3), (200, 15), (40, 20)):
         first, second = sides(data(train, validation))
         assert len(first[0]) + len(second[0]) == train + validation

@@ -114,9 +114,9 @@ def test_installed_trainer_trains_and_is_scored_by_tessera(
     assert steps == [(1, 1.0), (2, 0.5), (3, 1 / 3)]
     assert result.scores.served["loss"].value != result.scores.trained["loss"].value
     assert result.optimiser == {}
-    own = train_with_trainer(silo_of(tiny(), examples, None), fill=0.01)
-    assert own.scores.served == result.scores.served
-    assert own.optimiser
+    built_in = train_with_trainer(silo_of(tiny(), examples, None), fill=0.01)
+    assert built_in.scores.served == result.scores.served
+    assert built_in.optimiser
 
 
 def raising(task: TrainerTask) -> None:
@@ -235,11 +235,11 @@ def test_peft_training_equals_the_built_in_loop(
 ) -> None:
     plan = LORA.model_copy(update=changes)
     base = tiny()
-    own = train_with_trainer(silo_of(base, examples, None), plan=plan)
+    built_in = train_with_trainer(silo_of(base, examples, None), plan=plan)
     peft_state = train_with_trainer(silo_of(base, examples, opened(with_peft)), plan=plan)
-    moved = max(np.abs(values - own.start[name]).max() for name, values in own.adapter.items())
+    moved = max(np.abs(values - built_in.start[name]).max() for name, values in built_in.adapter.items())
     assert moved > 0.01
-    for name, values in own.adapter.items():
+    for name, values in built_in.adapter.items():
         assert np.allclose(values, peft_state.adapter[name], atol=2e-5), name
     require_bare(base)
 

@@ -47,9 +47,9 @@ def test_stopped_sft_resumes_to_the_same_weights(
     silo = silo_of(base, examples, trl(monkeypatch, "sft"))
     settings = vars(base.model.config).copy(), base.tokenizer.pad_token
     whole = train_with_trainer(silo, tmp_path / "whole")
-    asked, steps = count(), []
+    requested, steps = count(), []
     with pytest.raises(Stopped):
-        train_with_trainer(silo, tmp_path, stop=lambda: next(asked) >= 1, steps=steps)
+        train_with_trainer(silo, tmp_path, stop=lambda: next(requested) >= 1, steps=steps)
     assert [number for number, _ in steps] == [1, 2]
     resumed = train_with_trainer(silo, tmp_path, steps=steps)
     assert [number for number, _ in steps] == [1, 2, 3]

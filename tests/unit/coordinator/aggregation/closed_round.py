@@ -57,10 +57,10 @@ def plan(strategy: str = "fedavg", **rounds_plan: Any) -> FederationPlan:
     )
 
 
-def close_round(database: Database, wanted: FederationPlan, sent: Sequence[Sent]) -> Closed:
+def close_round(database: Database, federation_plan: FederationPlan, sent: Sequence[Sent]) -> Closed:
     """Make a federation whose first round has closed with these updates."""
     with database.write() as session:
-        federation = federations.create(session, wanted)
+        federation = federations.create(session, federation_plan)
         federation.state = "running"
         now = database_time(session)
         row = rounds.open_round(session, federation.id, 1, now)

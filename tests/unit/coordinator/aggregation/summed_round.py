@@ -61,14 +61,16 @@ def plan(strategy: str = "fedavg", adapter: str = "pq", **secure_sum: Any) -> Fe
     )
 
 
-def federation(database: Database, wanted: FederationPlan, clients: int) -> str:
+def federation(database: Database, federation_plan: FederationPlan, clients: int) -> str:
     """Make a running federation with enrolled clients `<id>-0`, `<id>-1`, ..."""
     with database.write() as session:
-        row = federations.create(session, wanted)
+        row = federations.create(session, federation_plan)
         row.state = "running"
         federation_id = row.id
     for number in range(clients):
-        enrol(database, federation_id, number, PROFILE if wanted.adapter.kind == "pq" else LORA_PROFILE)
+        enrol(
+            database, federation_id, number, PROFILE if federation_plan.adapter.kind == "pq" else LORA_PROFILE
+        )
     return federation_id
 
 
@@ -83,15 +85,15 @@ def enrol(database: Database, federation_id: str, number: int, profile: Mapping[
 def sum_round(
     database: Database,
     federation_id: str,
-    wanted: FederationPlan,
+    federation_plan: FederationPlan,
     layout: Layout,
     members: Sequence[MemberUpdate],
     number: int = 1,
 ) -> None:
     """Store a round in state closing, with the total of what members learnt."""
-    assert wanted.privacy.secure_sum is not None
-    bits, segments = wanted.privacy.secure_sum.bits, segments_of(wanted, layout)
-    total = np.sum([_encoded(wanted, layout, member) for member in members], axis=0)
+    assert federation_plan.privacy.secure_sum is not None
+    bits, segments = federation_plan.privacy.secure_sum.bits, segments_of(federation_plan, layout)
+    total = np.sum([_encoded(federation_plan, layout, member) for member in members], axis=0)
     clients = [f"{federation_id}-{place}" for place in range(len(members))]
     terms = terms_of(
         len(members),
@@ -100,7 +102,7 @@ def sum_round(
         members=[{"client": client, "key": "a2V5"} for client in clients],
         segments=[segment.model_dump() for segment in segments],
         bits=bits,
-        masking=wanted.privacy.secure_sum.masking,
+        masking=federation_plan.privacy.secure_sum.masking,
     )
     with database.write() as session:
         now = database_time(session)
@@ -128,20 +130,20 @@ def sum_round(
         )
 
 
-def _encoded(wanted: FederationPlan, layout: Layout, member: MemberUpdate) -> NDArray[np.int32]:
+def _encoded(federation_plan: FederationPlan, layout: Layout, member: MemberUpdate) -> NDArray[np.int32]:
     """Encode as an agent does."""
-    summed = wanted.privacy.secure_sum
+    summed = federation_plan.privacy.secure_sum
     assert summed is not None
     weight = clamp_weight(member.examples, summed.weigh_up_to)
     parts = []
-    for segment in segments_of(wanted, layout):
+    for segment in segments_of(federation_plan, layout):
         if segment.name == WEIGHT:
-            values, own = np.array([weight], np.float32), 1.0
+            values, own_weight = np.array([weight], np.float32), 1.0
         elif segment.name == SCORES:
-            values, own = np.array(member.losses, np.float32), 1.0
+            values, own_weight = np.array(member.losses, np.float32), 1.0
         else:
-            values, own = values_of_segment(member.change, layout, segment.name), weight
-        parts.append(quantise(values, segment.clip, summed.bits, weight=own))
+            values, own_weight = values_of_segment(member.change, layout, segment.name), weight
+        parts.append(quantise(values, segment.clip, summed.bits, weight=own_weight))
     return concatenate(parts)
 
 
@@ -192,23 +194,23 @@ def served_state(
 MEMBERS = 5
 
 
-def layout_under(wanted: FederationPlan) -> Layout:
-    profile = PROFILE if wanted.adapter.kind == "pq" else LORA_PROFILE
-    return layout_of(open_plan(wanted), Profile.model_validate(profile), None)
+def layout_under(federation_plan: FederationPlan) -> Layout:
+    profile = PROFILE if federation_plan.adapter.kind == "pq" else LORA_PROFILE
+    return layout_of(open_plan(federation_plan), Profile.model_validate(profile), None)
 
 
-def start_values(wanted: FederationPlan, layout: Layout, served_values: State) -> State:
-    seed = wanted.training.seed
+def start_values(federation_plan: FederationPlan, layout: Layout, served_values: State) -> State:
+    seed = federation_plan.training.seed
     return {name: from_start(name, served_values.__getitem__, seed, layout) for name in layout}
 
 
-def rounding(wanted: FederationPlan, layout: Layout) -> float:
+def rounding(federation_plan: FederationPlan, layout: Layout) -> float:
     """Return how far a mean may be off: each member rounds to the next integer."""
-    clip = segments_of(wanted, layout)[0].clip * CLIP_UNIT
+    clip = segments_of(federation_plan, layout)[0].clip * CLIP_UNIT
     return clip / largest_encoded(16) + 1e-6
 
 
-def assert_close(actual: State, wanted: State, within: float) -> None:
-    assert actual.keys() == wanted.keys()
-    for name, values in wanted.items():
+def assert_close(actual: State, expected: State, within: float) -> None:
+    assert actual.keys() == expected.keys()
+    for name, values in expected.items():
         np.testing.assert_allclose(actual[name], values, atol=within, rtol=0, err_msg=name)

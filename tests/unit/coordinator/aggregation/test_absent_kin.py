@@ -46,10 +46,10 @@ def joined_weights(silo: Silo, number: int) -> Tensors:
 @pytest.mark.parametrize("strategy", ["ca_pfl", "fedavg", "fedsa_lora", "lora_fair"])
 def test_an_absent_base_model_keeps_its_last_weights(coordinator: Served, strategy: str) -> None:
     federation_id = start_federation(coordinator, strategy)
-    here = coordinator.enrol(federation_id, "here", base_model=HERE, **FORM)
+    present = coordinator.enrol(federation_id, "here", base_model=HERE, **FORM)
     away = [coordinator.enrol(federation_id, f"away-{i}", base_model=AWAY, **FORM) for i in range(2)]
-    play_round(coordinator, 1, here, *away)
-    play_round(coordinator, 2, here)
+    play_round(coordinator, 1, present, *away)
+    play_round(coordinator, 2, present)
     new = coordinator.enrol(federation_id, "new", base_model=AWAY, **FORM)
     common = joined_weights(new, 3)
     sent = [random_tensors(layout_for(silo), 11 + place) for place, silo in enumerate(away)]
@@ -60,9 +60,9 @@ def test_an_absent_base_model_keeps_its_last_weights(coordinator: Served, strate
     if strategy in ("ca_pfl", "fedavg"):  # what others make of two updates is told elsewhere
         for name, values in common.items():
             np.testing.assert_allclose(values, (sent[0][name] + sent[1][name]) / 2, atol=1e-6)
-    play_round(coordinator, 3, here, new, *away)
+    play_round(coordinator, 3, present, new, *away)
     after = [joined_weights(silo, 4) for silo in (new, *away)]
     for name, values in after[0].items():
         assert np.abs(values - common[name]).max() > 0.1
-        for other in after[1:]:
-            np.testing.assert_array_equal(other[name], values)
+        for served in after[1:]:
+            np.testing.assert_array_equal(served[name], values)

@@ -81,22 +81,22 @@ def test_clients_are_served_the_mean_of_shared_modules(database: Database) -> No
     ]
     closed = close_round(database, plan(), everyone)
     publish(database)
-    stored = [split_tensors(one.values.astype(np.float64), one.layout) for one in everyone]
-    for i, one in enumerate(everyone):
-        got = split_tensors(served_values(database, closed.clients[i], one.layout), one.layout)
+    stored = [split_tensors(client.values.astype(np.float64), client.layout) for client in everyone]
+    for i, client in enumerate(everyone):
+        got = split_tensors(served_values(database, closed.clients[i], client.layout), client.layout)
         for name, values in got.items():
             module = name.rpartition(".")[0]
             peers = [
                 j
-                for j, other in enumerate(everyone)
-                if other.base_model == one.base_model
+                for j, peer in enumerate(everyone)
+                if peer.base_model == client.base_model
                 and all(
-                    other.layout.get(f"{module}.{part}") == one.layout[f"{module}.{part}"] for part in "PQ"
+                    peer.layout.get(f"{module}.{part}") == client.layout[f"{module}.{part}"] for part in "PQ"
                 )
             ]
             weights = np.array([everyone[j].examples for j in peers], float)
-            wanted = sum(w * stored[j][name] for w, j in zip(weights / weights.sum(), peers, strict=True))
-            np.testing.assert_allclose(values, wanted, rtol=1e-6, atol=1e-7)
+            expected = sum(w * stored[j][name] for w, j in zip(weights / weights.sum(), peers, strict=True))
+            np.testing.assert_allclose(values, expected, rtol=1e-6, atol=1e-7)
 
 
 def test_publishing_stores_relevance_and_opens_the_next_round(database: Database) -> None:
@@ -115,8 +115,8 @@ def test_bodies_of_many_blocks_match_their_digests(
     layout = {"b0.q.Q": (20_000,)}
     values = np.random.default_rng(2).normal(size=(3, 20_000)).astype(np.float32)
     signatures = [(1.0, 0.0), (0.8, 0.6), (0.0, 1.0)]
-    sent = [Sent(layout, row, signature=one) for row, one in zip(values, signatures, strict=True)]
-    seen = []
+    sent = [Sent(layout, row, signature=signature) for row, signature in zip(values, signatures, strict=True)]
+    bodies = []
     for block_bytes in (2**13, 2**19, 2**24):  # many short blocks, some of long rows, and one
         database = Database(fresh_database("sqlite"))
         closed = close_round(database, plan(strategy), sent)
@@ -134,12 +134,12 @@ def test_bodies_of_many_blocks_match_their_digests(
             end = row.begin + row.bytes - len(head)
             tail = payloads.read_alone(database, row.payload_id, row.begin, end)
             assert row.digest == digest_of(head + tail)
-        seen.append(np.stack([served_values(database, client, layout) for client in closed.clients]))
+        bodies.append(np.stack([served_values(database, client, layout) for client in closed.clients]))
         database.close()
-    np.testing.assert_allclose(seen[0], seen[2], atol=1e-6)
-    np.testing.assert_allclose(seen[1], seen[2], atol=1e-6)
+    np.testing.assert_allclose(bodies[0], bodies[2], atol=1e-6)
+    np.testing.assert_allclose(bodies[1], bodies[2], atol=1e-6)
     if strategy == "fedavg":
-        np.testing.assert_allclose(seen[0], np.tile(values.mean(axis=0), (3, 1)), atol=1e-6)
+        np.testing.assert_allclose(bodies[0], np.tile(values.mean(axis=0), (3, 1)), atol=1e-6)
 
 
 def test_a_revoked_clients_update_counts_without_serving_it(database: Database) -> None:

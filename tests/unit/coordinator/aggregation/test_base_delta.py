@@ -101,9 +101,9 @@ def enrol(
     return Client(served.enrol(federation_id, name, base_model=base_model, layers=2, shapes=SHAPES), **facts)
 
 
-def assert_same(one: dict[str, Floats], other: dict[str, Floats]) -> None:
-    for module, values in one.items():
-        np.testing.assert_allclose(values, other[module], rtol=1e-5, atol=1e-5)
+def assert_same(left: dict[str, Floats], right: dict[str, Floats]) -> None:
+    for module, values in left.items():
+        np.testing.assert_allclose(values, right[module], rtol=1e-5, atol=1e-5)
 
 
 def play_round(served: Served, number: int, *clients: Client) -> list[dict[str, NDArray[np.float32]]]:
@@ -119,30 +119,30 @@ def play_round(served: Served, number: int, *clients: Client) -> list[dict[str, 
 def test_base_deltas_give_clients_the_mean_of_updates(coordinator: Served, strategy: str) -> None:
     """Those who were there, who missed a round, and who is new."""
     federation_id = start_federation(coordinator, strategy)
-    one = enrol(coordinator, federation_id, "one", examples=30)
+    first = enrol(coordinator, federation_id, "one", examples=30)
     two, away = (enrol(coordinator, federation_id, name) for name in ("two", "away"))
-    play_round(coordinator, 1, one, two, away)
-    for client in (one, two):
+    play_round(coordinator, 1, first, two, away)
+    for client in (first, two):
         client.pull(2)
-    before = dict(one.base)
-    sent = play_round(coordinator, 2, one, two)
+    before = dict(first.base)
+    sent = play_round(coordinator, 2, first, two)
     new = enrol(coordinator, federation_id, "new")
-    for client in (one, two, away, new):
+    for client in (first, two, away, new):
         client.pull(3)
-        assert_same(client.acts(), one.acts())
-    assert (one.fold_from, two.fold_from, away.fold_from, new.fold_from) == (2, 2, 1, 1)
+        assert_same(client.acts(), first.acts())
+    assert (first.fold_from, two.fold_from, away.fold_from, new.fold_from) == (2, 2, 1, 1)
     assert all(rank <= min(MODULES[module]) for module, rank in away.ranks.items())
     shares = (0.75, 0.25) if strategy == "flora" else (0.5, 0.5)
-    for module, values in one.acts().items():
-        learnt = sum(share * product(each, module) for share, each in zip(shares, sent, strict=True))
-        np.testing.assert_allclose(values, before[module] + learnt, rtol=1e-5, atol=1e-5)
-    assert bool(one.adapter) is (strategy == "fedex_lora")
-    assert set(one.ranks.values()) == {RANK if strategy == "fedex_lora" else 2 * RANK}
-    play_round(coordinator, 3, one, two, away, new)
-    for client in (one, two, away, new):
+    for module, values in first.acts().items():
+        change = sum(share * product(adapter, module) for share, adapter in zip(shares, sent, strict=True))
+        np.testing.assert_allclose(values, before[module] + change, rtol=1e-5, atol=1e-5)
+    assert bool(first.adapter) is (strategy == "fedex_lora")
+    assert set(first.ranks.values()) == {RANK if strategy == "fedex_lora" else 2 * RANK}
+    play_round(coordinator, 3, first, two, away, new)
+    for client in (first, two, away, new):
         client.pull(4)
-        assert_same(client.acts(), one.acts())
-    assert (one.fold_from, two.fold_from, away.fold_from, new.fold_from) == (3, 3, 3, 3)
+        assert_same(client.acts(), first.acts())
+    assert (first.fold_from, two.fold_from, away.fold_from, new.fold_from) == (3, 3, 3, 3)
 
 
 @pytest.mark.parametrize("strategy", ["fedex_lora", "flora"])
@@ -154,15 +154,15 @@ def test_base_deltas_contain_only_their_base_models_updates(coordinator: Served,
         client.pull(1)
     sent = [client.push(1, i) for i, client in enumerate(clients)]
     wait_for(coordinator, federation_id, 1, "published")
-    other = enrol(coordinator, federation_id, "stranger", "tiny-m-cccccccccccc")
-    for client in (*clients, other):
+    stranger = enrol(coordinator, federation_id, "stranger", "tiny-m-cccccccccccc")
+    for client in (*clients, stranger):
         client.pull(2)
     assert_same(clients[2].acts(), {module: product(sent[2], module) for module in MODULES})
     both = {module: (product(sent[0], module) + product(sent[1], module)) / 2 for module in MODULES}
     for client in clients[:2]:
         assert_same(client.acts(), both)
-    assert other.fold_from is None
-    assert not any(values.any() for values in other.acts().values())
+    assert stranger.fold_from is None
+    assert not any(values.any() for values in stranger.acts().values())
 
 
 def test_pruning_keeps_the_newest_fold_per_base_model(coordinator: Served) -> None:

@@ -66,12 +66,12 @@ def test_staged_bodies_are_deleted_in_separate_transactions(database: Database) 
 
 def test_discarding_a_shared_body_deletes_it_once(database: Database) -> None:
     with Staging(database, lambda: None, 4096) as staging:
-        made = stage_mixtures(staging, [[0.5, 0.5, 0.0], [0.5, 0.5, 0.0], [0.0, 0.0, 1.0]])
-        assert made["c0"].staged is made["c1"].staged
-        staging.discard([made["c0"].staged, made["c1"].staged])
+        staged = stage_mixtures(staging, [[0.5, 0.5, 0.0], [0.5, 0.5, 0.0], [0.0, 0.0, 1.0]])
+        assert staged["c0"].staged is staged["c1"].staged
+        staging.discard([staged["c0"].staged, staged["c1"].staged])
         with database.write() as session:
             adopted = staging.adopt(session)
-    assert [*adopted] == [made["c2"].staged.payload_id]
+    assert [*adopted] == [staged["c2"].staged.payload_id]
     with database.read() as session:
         assert payloads.read(session, *adopted.values(), 0, 2) == b"c2"
     assert row_count(database, PayloadRow) == 4

@@ -37,16 +37,16 @@ def update(seed: int, **facts: Any) -> Sent:
 def expected(strategy: str, sent: list[Sent], shares: list[float]) -> dict[str, np.ndarray]:
     combining = make(strategy, {})
     assert combining.traits.combines
-    whole = [split_tensors(one.values, LAYOUT) for one in sent]
-    made = {}
+    whole = [split_tensors(update.values, LAYOUT) for update in sent]
+    tensors = {}
     for module in MODULES:
         sources = [
-            Source(Factors(each[f"{module}.A"], each[f"{module}.B"]), share)
-            for each, share in zip(whole, shares, strict=True)
+            Source(Factors(adapter[f"{module}.A"], adapter[f"{module}.B"]), share)
+            for adapter, share in zip(whole, shares, strict=True)
         ]
         combined = combining.combine(sources)
-        made |= {f"{module}.A": combined.A, f"{module}.B": combined.B}
-    return made
+        tensors |= {f"{module}.A": combined.A, f"{module}.B": combined.B}
+    return tensors
 
 
 def served_tensors(database: Database, closed: Closed, place: int) -> dict[str, np.ndarray]:
@@ -64,11 +64,11 @@ def test_a_strategy_combines_inside_each_base_model(database: Database) -> None:
     closed = close_round(database, plan("lora_fair"), sent)
     publish(database)
     for places, shares in (([0, 1], [0.75, 0.25]), ([2, 3], [0.5, 0.5]), ([4], [1.0])):
-        wanted = expected("lora_fair", [sent[place] for place in places], shares)
+        combined = expected("lora_fair", [sent[place] for place in places], shares)
         for place in places:
-            found = served_tensors(database, closed, place)
-            for name, values in wanted.items():
-                np.testing.assert_allclose(found[name], values, rtol=1e-5, atol=1e-6)
+            served = served_tensors(database, closed, place)
+            for name, values in combined.items():
+                np.testing.assert_allclose(served[name], values, rtol=1e-5, atol=1e-6)
 
 
 def test_clients_of_one_base_model_share_the_bytes(database: Database) -> None:
@@ -100,6 +100,6 @@ def test_states_are_read_at_any_byte_offset(database: Database) -> None:
     plain, shifted = update(0), replace(update(1), shift=13)
     closed = close_round(database, plan("lora_fair"), [plain, shifted])
     publish(database)
-    wanted = expected("lora_fair", [plain, shifted], [0.5, 0.5])
-    for name, values in wanted.items():
+    combined = expected("lora_fair", [plain, shifted], [0.5, 0.5])
+    for name, values in combined.items():
         np.testing.assert_allclose(served_tensors(database, closed, 0)[name], values, rtol=1e-5, atol=1e-6)

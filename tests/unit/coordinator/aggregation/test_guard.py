@@ -45,15 +45,17 @@ def guard_lora(
     return guard(Cohort(clients, 1.0), relevance, {LORA: values}, caps)
 
 
-def contribution(made: GuardedWeights, updates: Updates, i: int, some: list[int]) -> tuple[float, float]:
+def contribution(
+    guarded: GuardedWeights, updates: Updates, i: int, members: list[int]
+) -> tuple[float, float]:
     """Return the clients' contribution to the weights of i, and the distance they move them, in i's norms."""
-    given_by, moved, own = 0.0, 0.0, 0.0
+    given_by, moved, from_own = 0.0, 0.0, 0.0
     for module, values in updates.items():
-        row = made.of_module(module)[i]
-        given_by += float(np.square(row[some] @ values[some]).sum())
-        moved += float(np.square(row[some] @ (values[some] - values[i])).sum())
-        own += float(np.square(values[i]).sum())
-    return (given_by / own) ** 0.5, (moved / own) ** 0.5
+        row = guarded.of_module(module)[i]
+        given_by += float(np.square(row[members] @ values[members]).sum())
+        moved += float(np.square(row[members] @ (values[members] - values[i])).sum())
+        from_own += float(np.square(values[i]).sum())
+    return (given_by / from_own) ** 0.5, (moved / from_own) ** 0.5
 
 
 lengths = st.sampled_from([0.0, 1e-6, 0.1, 1.0, 1.0, 2.0, 20.0, 1e4])
@@ -71,9 +73,9 @@ def scenes(draw: st.DrawFn) -> Scene:
     attackers = sorted(draw(st.sets(st.integers(0, n - 1), max_size=n - 1)))
     clients, updates = [], {module: np.zeros((n, size)) for module, size in SIZES.items()}
     for i in range(n):
-        held = draw(st.sampled_from([[PQ, LORA], [PQ, LORA], [PQ], [LORA]]))
+        kinds = draw(st.sampled_from([[PQ, LORA], [PQ, LORA], [PQ], [LORA]]))
         copied = copies and i in attackers
-        for module in held:
+        for module in kinds:
             noise = rng.standard_normal(SIZES[module]) if not copied else 0.0
             updates[module][i] = scale[i] * (towards[attackers[0] if copied else i] * common[module] + noise)
         clients.append(
@@ -81,19 +83,19 @@ def scenes(draw: st.DrawFn) -> Scene:
                 i,
                 base_model=draw(st.sampled_from(["s", "s", "l"])),
                 alignment_set="x",
-                modules={module: FORMS[module] for module in held},
+                modules={module: FORMS[module] for module in kinds},
                 organisation=draw(st.sampled_from([None, None, "acme", "bolt"])),
             )
         )
     cohort = Cohort(clients, 1.0)
-    asked = rng.random((n, n)) ** draw(st.sampled_from([0.0, 1.0, 8.0])) * cohort.shares_any()
-    asked[:, rng.random(n) < 0.2] = 0.0
+    drawn = rng.random((n, n)) ** draw(st.sampled_from([0.0, 1.0, 8.0])) * cohort.shares_any()
+    drawn[:, rng.random(n) < 0.2] = 0.0
     if draw(st.booleans()):
-        np.fill_diagonal(asked, 0.0)
-    total = asked.sum(axis=1, keepdims=True)
-    relevance = np.divide(asked, total, out=np.eye(n), where=total > 0)
-    known = {module for facts in clients for module in facts.modules}
-    return cohort, relevance, {module: updates[module] for module in known}, attackers
+        np.fill_diagonal(drawn, 0.0)
+    total = drawn.sum(axis=1, keepdims=True)
+    relevance = np.divide(drawn, total, out=np.eye(n), where=total > 0)
+    modules = {module for facts in clients for module in facts.modules}
+    return cohort, relevance, {module: updates[module] for module in modules}, attackers
 
 
 @every_caps
@@ -101,9 +103,9 @@ def scenes(draw: st.DrawFn) -> Scene:
 @settings(max_examples=60)
 def test_guarded_weights_keep_caps_row_sums_and_order(caps: Caps, scene: Scene, seed: int) -> None:
     cohort, relevance, updates, attackers = scene
-    made = guard(cohort, relevance, updates, caps)
-    attackers_contribute_no_more_than_their_number_of_caps(made, updates, attackers, caps)
-    rows_sum_to_one_and_are_not_negative(made, cohort, updates)
+    guarded = guard(cohort, relevance, updates, caps)
+    attackers_contribute_no_more_than_their_number_of_caps(guarded, updates, attackers, caps)
+    rows_sum_to_one_and_are_not_negative(guarded, cohort, updates)
     order = np.random.default_rng(seed).permutation(len(relevance))
     renamed = [
         client(
@@ -118,34 +120,34 @@ def test_guarded_weights_keep_caps_row_sums_and_order(caps: Caps, scene: Scene, 
     shuffled = {module: values[order] for module, values in updates.items()}
     again = guard(Cohort(renamed, 1.0), relevance[np.ix_(order, order)], shuffled, caps)
     for module in updates:
-        before, after = made.of_module(module)[np.ix_(order, order)], again.of_module(module)
+        before, after = guarded.of_module(module)[np.ix_(order, order)], again.of_module(module)
         np.testing.assert_allclose(before, after, atol=1e-9, err_msg="the order of clients matters")
 
 
 def attackers_contribute_no_more_than_their_number_of_caps(
-    made: GuardedWeights, updates: Updates, attackers: list[int], caps: Caps
+    guarded: GuardedWeights, updates: Updates, attackers: list[int], caps: Caps
 ) -> None:
-    for i in range(len(made.cohort.clients)):
-        some = [j for j in attackers if j != i]
+    for i in range(len(guarded.cohort.clients)):
+        accomplices = [j for j in attackers if j != i]
         if not any(values[i].any() for values in updates.values()):
-            assert all(not made.of_module(module)[i, some].any() for module in updates)
+            assert all(not guarded.of_module(module)[i, accomplices].any() for module in updates)
             continue
-        each = max(made.caps[made.cohort.kind(module)][i] for module in updates)
-        assert each == caps.peer or not caps.strict
-        most = min(each * len(some), caps.peers)
-        contributed, moved = contribution(made, updates, i, some)
+        cap = max(guarded.caps[guarded.cohort.kind(module)][i] for module in updates)
+        assert cap == caps.peer or not caps.strict
+        most = min(cap * len(accomplices), caps.peers)
+        contributed, moved = contribution(guarded, updates, i, accomplices)
         assert contributed <= most * (1 + 1e-9)
         assert moved <= 2**0.5 * most * (1 + 1e-9)
 
 
-def rows_sum_to_one_and_are_not_negative(made: GuardedWeights, cohort: Cohort, updates: Updates) -> None:
+def rows_sum_to_one_and_are_not_negative(guarded: GuardedWeights, cohort: Cohort, updates: Updates) -> None:
     for module in updates:
-        weights = made.of_module(module)
+        weights = guarded.of_module(module)
         has = [module in facts.modules for facts in cohort.clients]
         np.testing.assert_allclose(weights.sum(axis=1), has, atol=1e-9)
         assert (weights >= 0).all()
         assert not weights[~cohort.shares(module) & ~np.eye(len(weights), dtype=bool)].any()
-    report = made.report()
+    report = guarded.report()
     np.testing.assert_allclose(report.served.sum(axis=1), 1.0, atol=1e-9)
     assert (np.abs(report.agreement[~np.isnan(report.agreement)]) <= 1 + 1e-9).all()
 
@@ -157,9 +159,9 @@ def test_equal_updates_have_equal_weights() -> None:
 
 
 def test_boosted_updates_are_clipped_to_the_receivers_norm() -> None:
-    own, honest, boosted = np.eye(3, 12) + 1.0
-    once = guard_lora(np.stack([own, honest, boosted]))
-    again = guard_lora(np.stack([own, honest, 1000 * boosted]))
+    start, honest, boosted = np.eye(3, 12) + 1.0
+    once = guard_lora(np.stack([start, honest, boosted]))
+    again = guard_lora(np.stack([start, honest, 1000 * boosted]))
     np.testing.assert_allclose(once.of_module(LORA)[0, 1], again.of_module(LORA)[0, 1])
     np.testing.assert_allclose(once.of_module(LORA)[0, 2], 1000 * again.of_module(LORA)[0, 2])
     assert again.report().reductions[0, 2] & WeightReduction.LARGE
@@ -178,20 +180,20 @@ def test_copies_share_one_vote_however_they_are_scaled() -> None:
     rng = np.random.default_rng(3)
     honest = 1.0 + 0.5 * rng.standard_normal((4, 12))
     sent = 1.0 + 0.5 * rng.standard_normal(12)
-    one = guard_lora(np.vstack([honest, sent])).of_module(LORA)[0]
+    single = guard_lora(np.vstack([honest, sent])).of_module(LORA)[0]
     many = guard_lora(np.vstack([honest, *([sent * k] for k in (1, 2, 5, 20))]))
     row, clip = many.of_module(LORA)[0], np.linalg.norm(honest[0]) / np.linalg.norm(sent)
     attackers = sum(row[4 + k] * times for k, times in enumerate((1, 2, 5, 20)))
-    assert attackers == pytest.approx(one[4] / min(1.0, clip) * clip, rel=0.1)
+    assert attackers == pytest.approx(single[4] / min(1.0, clip) * clip, rel=0.1)
     assert (many.report().reductions[0, 4:] & WeightReduction.COPIES).all()
 
 
 def test_similar_honest_updates_are_not_copies() -> None:
     rng = np.random.default_rng(4)
     values = 1.0 + 0.01 * rng.standard_normal((5, 12))
-    made = guard_lora(values)
-    assert made.report().agreement.min() > 0.99
-    assert not (made.report().reductions & WeightReduction.COPIES).any()
+    guarded = guard_lora(values)
+    assert guarded.report().agreement.min() > 0.99
+    assert not (guarded.report().reductions & WeightReduction.COPIES).any()
 
 
 def test_clients_of_another_organisation_share_one_cap() -> None:
@@ -216,12 +218,13 @@ def test_the_cap_shrinks_with_the_number_of_peers() -> None:
     rng = np.random.default_rng(8)
     values = 1.0 + 0.5 * rng.standard_normal((6, 12))
     caps = [
-        float(made.caps[made.cohort.kind(LORA)][0]) for made in (guard_lora(values[:n]) for n in range(2, 7))
+        float(guarded.caps[guarded.cohort.kind(LORA)][0])
+        for guarded in (guard_lora(values[:n]) for n in range(2, 7))
     ]
     assert caps == pytest.approx([0.7, 0.35, 0.7 / 3, 0.2, 0.2])
     copied = np.vstack([values[:2], *[values[2]] * 5])
-    made = guard_lora(copied)
-    assert made.caps[made.cohort.kind(LORA)][0] == pytest.approx(0.35)
+    guarded = guard_lora(copied)
+    assert guarded.caps[guarded.cohort.kind(LORA)][0] == pytest.approx(0.35)
 
 
 def test_a_client_with_a_zero_update_keeps_it() -> None:
@@ -237,17 +240,17 @@ def test_copies_are_limited_in_a_newcomers_mixture() -> None:
     relevance = np.eye(7)
     relevance[0] = [0.0, *[1 / 6] * 6]
     newcomer = {"age": [None, *[0] * 6]}
-    made = guard_lora(values, relevance=relevance, **newcomer)
-    row = made.of_module(LORA)[0]
+    guarded = guard_lora(values, relevance=relevance, **newcomer)
+    row = guarded.of_module(LORA)[0]
     assert row[0] == 0.0
     assert row.sum() == pytest.approx(1.0)
     longest = np.linalg.norm(honest, axis=1).max()
     assert np.linalg.norm(row[4:] @ values[4:]) <= 0.4 * longest
-    assert (made.report().reductions[0, 4:] & WeightReduction.COPIES).all()
+    assert (guarded.report().reductions[0, 4:] & WeightReduction.COPIES).all()
 
 
 @pytest.mark.parametrize(
-    ("asked", "served"),
+    ("requested", "served"),
     [
         ([0.19, 0.19, 0.18, 0.16, 0.15, 0.13], [0.19, 0.19, 0.18, 0.16, 0.15, 0.13]),
         ([0.9, 0.05, 0.05, 0.0, 0.0, 0.0], [1 / 3, 1 / 3, 1 / 3, 0.0, 0.0, 0.0]),
@@ -256,11 +259,11 @@ def test_copies_are_limited_in_a_newcomers_mixture() -> None:
     ],
     ids=["below the cap", "a guess", "a good guess", "nobody else counts"],
 )
-def test_newcomers_get_relevance_up_to_a_cap(asked: list[float], served: list[float]) -> None:
+def test_newcomers_get_relevance_up_to_a_cap(requested: list[float], served: list[float]) -> None:
     rng = np.random.default_rng(7)
     values = np.vstack([np.zeros(12), 1.0 + 0.01 * rng.standard_normal((6, 12))])
     relevance = np.eye(7)
-    relevance[0] = [0.0, *asked]
+    relevance[0] = [0.0, *requested]
     row = guard_lora(values, relevance=relevance, age=[None, 0, 0, 0, 0, 0, 0]).of_module(LORA)[0]
     np.testing.assert_allclose(row[1:], served, atol=0.02)
 
@@ -270,5 +273,5 @@ def test_clipped_weight_is_not_moved_to_irrelevant_updates() -> None:
     values[0, 0], values[1, 1] = 2.0, 1.0
     relevance = np.zeros((3, 3))
     relevance[2, :2] = 1.0, 1e-20
-    made = guard_lora(values, relevance=relevance, age=[0, 0, None])
-    assert made.of_module(LORA)[2].tolist() == pytest.approx([1.0, 0.0, 0.0], abs=1e-9)
+    guarded = guard_lora(values, relevance=relevance, age=[0, 0, None])
+    assert guarded.of_module(LORA)[2].tolist() == pytest.approx([1.0, 0.0, 0.0], abs=1e-9)

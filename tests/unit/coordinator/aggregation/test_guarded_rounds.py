@@ -69,11 +69,11 @@ def test_the_guard_stops_a_boosted_flip(coordinator: Served) -> None:
     assert shown["changes"] is None
     assert shown["agreement"][0][2] < -0.9
     assert shown["held"][0] == [[], [], ["large", "opposed"]]
-    own = silos[1].http.get(f"/v1/federations/{federation_id}/rounds/1/relevance").json()
-    assert own["rows"] == [silos[1].client_id], "a client sees its own row only"
-    assert [len(own[part]) for part in ("served", "held")] == [1, 1]
-    assert (own["similarity"], own["agreement"]) == (None, None)
-    assert own["held"][0][2] == ["large", "opposed"]
+    relevance = silos[1].http.get(f"/v1/federations/{federation_id}/rounds/1/relevance").json()
+    assert relevance["rows"] == [silos[1].client_id], "a client sees its own row only"
+    assert [len(relevance[part]) for part in ("served", "held")] == [1, 1]
+    assert (relevance["similarity"], relevance["agreement"]) == (None, None)
+    assert relevance["held"][0][2] == ["large", "opposed"]
 
 
 def test_a_boosted_flip_succeeds_without_the_guard(coordinator: Served) -> None:
@@ -92,16 +92,16 @@ def test_changes_leave_a_boosted_flip_without_relevance(coordinator: Served) -> 
     assert shown["changes"][0] == pytest.approx([1.0, 0.923, -0.981], abs=1e-3)
     assert shown["relevance"][0] == pytest.approx([0.5, 0.5, 0.0], abs=1e-3)
     np.testing.assert_allclose(served_vector(silos[0], 2)[:2], [1.0, 0.0], atol=1e-3)
-    own = silos[1].http.get(f"/v1/federations/{federation_id}/rounds/1/relevance").json()
-    assert own["changes"] is None
+    relevance = silos[1].http.get(f"/v1/federations/{federation_id}/rounds/1/relevance").json()
+    assert relevance["changes"] is None
 
 
 def test_earlier_changes_fade_beside_the_present_rounds(coordinator: Served) -> None:
     federation_id, silos = publish_first_round(coordinator, [adapter(1.0), adapter(1.0)], guard="off")
     began = {silo.client_id: served_vector(silo, 2) for silo in silos}
-    for silo, learnt in zip(silos, ([0.0, 3.0], [0.0, -3.0]), strict=True):
+    for silo, change in zip(silos, ([0.0, 3.0], [0.0, -3.0]), strict=True):
         np.testing.assert_allclose(began[silo.client_id][:2], [1.0, 0.0], atol=1e-6)
-        deliver(silo, 2, adapter(1.0 + learnt[0], learnt[1]), signature=ALIKE)
+        deliver(silo, 2, adapter(1.0 + change[0], change[1]), signature=ALIKE)
     wait_for(coordinator, federation_id, 2, "published")
     shown = coordinator.admin.get(f"/v1/federations/{federation_id}/rounds/2/relevance").json()
     # Half of 1 . 1 at length 1, and -9 at length 9.
@@ -129,8 +129,8 @@ def test_agreement_excludes_the_common_start_of_lora(coordinator: Served) -> Non
     coordinator.start_federation(federation_id)
     silos.sort(key=lambda silo: silo.client_id)
     a = first_a("l0.q.A", (2, 4), 7).reshape(2, 4)
-    for silo, learnt in zip(silos, (0.1, -0.1), strict=True):
-        tensors = {"l0.q.A": a + np.float32(learnt), "l0.q.B": np.full((3, 2), learnt, np.float32)}
+    for silo, change in zip(silos, (0.1, -0.1), strict=True):
+        tensors = {"l0.q.A": a + np.float32(change), "l0.q.B": np.full((3, 2), change, np.float32)}
         base = join(silo, 1)
         assert put(silo, 1, update_body(silo, 1, base, tensors, signature=ALIKE)).status_code == 201
     wait_for(coordinator, federation_id, 1, "published")

@@ -27,8 +27,8 @@ def test_peak_memory_is_bounded_by_the_block_size(sqlite_database: Database, wei
         sqlite_database,
         plan("fedavg" if weights == "equal" else "fedmosaic"),
         [
-            Sent(layout, np.full(values, i, np.float32), signature=one)
-            for i, one in enumerate(signatures.tolist())
+            Sent(layout, np.full(values, i, np.float32), signature=signature)
+            for i, signature in enumerate(signatures.tolist())
         ],
     )
     claim = claim_due(sqlite_database, 600.0)

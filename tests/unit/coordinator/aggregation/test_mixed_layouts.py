@@ -60,9 +60,9 @@ def served_values(silo: Silo, number: int) -> tuple[NDArray[np.float32], NDArray
     """Return the repeated values that are served of P and Q, and of LoRA."""
     read = weights(silo, number, layout_for(silo))
     assert {*read} == {"b0.q.P", "b0.q.Q", *LORA}
-    own = np.concatenate([read[name].ravel() for name in LORA])
+    lora = np.concatenate([read[name].ravel() for name in LORA])
     shared = np.concatenate([read[f"b0.q.{part}"].ravel() for part in "PQ"])
-    return np.unique(shared), np.unique(own)
+    return np.unique(shared), np.unique(lora)
 
 
 ALIKE = [1.0, 0.0, 0.0, 0.0]
@@ -78,15 +78,15 @@ def test_lora_is_averaged_inside_each_base_model(coordinator: Served) -> None:
     wait_for(coordinator, federation_id, 1, "published")
     for i, silo in enumerate(silos):
         join(silo, 2)
-        shared, own = served_values(silo, 2)
+        shared, lora = served_values(silo, 2)
         np.testing.assert_allclose(shared, [1.5], rtol=1e-6)
-        np.testing.assert_allclose(own, [5.0 if i < 2 else 25.0], rtol=1e-6)
+        np.testing.assert_allclose(lora, [5.0 if i < 2 else 25.0], rtol=1e-6)
     newcomers = {model: enrol(coordinator, federation_id, f"new-{model}", model) for model in (OTHER, THIRD)}
     for model, own_of_it in ((OTHER, 25.0), (THIRD, 0.0)):
         join(newcomers[model], 2, np.array(ALIKE, np.float32))
-        shared, own = served_values(newcomers[model], 2)
+        shared, lora = served_values(newcomers[model], 2)
         np.testing.assert_allclose(shared, [1.5], rtol=1e-6)
-        np.testing.assert_allclose(own, [own_of_it], rtol=1e-6)
+        np.testing.assert_allclose(lora, [own_of_it], rtol=1e-6)
 
 
 def test_lora_follows_relevance_inside_its_base_model(coordinator: Served) -> None:
@@ -101,12 +101,12 @@ def test_lora_follows_relevance_inside_its_base_model(coordinator: Served) -> No
     for i, (silo, model, signature) in enumerate(zip(silos, models, signatures, strict=True)):
         deliver(silo, model, 1, shared=float(i), own=10.0 * i, signature=signature)
     wait_for(coordinator, federation_id, 1, "published")
-    seen = []
+    views = []
     for silo in silos:
         join(silo, 2)
-        seen.append([float(values[0]) for values in served_values(silo, 2)])
+        views.append([float(values[0]) for values in served_values(silo, 2)])
     # The last two are alike but of different base models: P and Q are mixed, LoRA stays where it was.
-    np.testing.assert_allclose(seen, [[0.5, 5], [0.5, 5], [2.5, 20], [2.5, 30]], rtol=1e-6)
+    np.testing.assert_allclose(views, [[0.5, 5], [0.5, 5], [2.5, 20], [2.5, 30]], rtol=1e-6)
     relevance = coordinator.admin.get(f"/v1/federations/{federation_id}/rounds/1/relevance").json()[
         "relevance"
     ]

@@ -32,12 +32,12 @@ def rank_column(shown: str) -> list[str]:
 def expected(sent: list[Tensors], rank: int) -> Tensors:
     strategy = make("het_lora", {})
     assert strategy.traits.combines
-    made: Tensors = {}
+    tensors: Tensors = {}
     for module in {name[:-2] for name in sent[0]}:
-        factors = [Factors(one[f"{module}.A"], one[f"{module}.B"]) for one in sent]
-        combined = strategy.combine([Source(one, 1 / len(sent)) for one in factors]).of_rank(rank)
-        made |= {f"{module}.A": combined.A, f"{module}.B": combined.B}
-    return made
+        factors = [Factors(adapter[f"{module}.A"], adapter[f"{module}.B"]) for adapter in sent]
+        combined = strategy.combine([Source(adapter, 1 / len(sent)) for adapter in factors]).of_rank(rank)
+        tensors |= {f"{module}.A": combined.A, f"{module}.B": combined.B}
+    return tensors
 
 
 def test_clients_are_served_weights_of_their_own_rank(coordinator: Served) -> None:
@@ -52,9 +52,9 @@ def test_clients_are_served_weights_of_their_own_rank(coordinator: Served) -> No
     assert rank_column(Operator(coordinator)("round", "show", federation_id, "1")) == ["2", "2", "3"]
     assert {client["name"]: client["rank"] for client in published["clients"]} == {"c0": 2, "c1": 3, "c2": 2}
     for place, (silo, rank) in enumerate(zip(silos, ranks, strict=True)):
-        wanted = expected(sent[:2] if place < 2 else sent[2:], rank)
+        combined = expected(sent[:2] if place < 2 else sent[2:], rank)
         for name, values in joined_weights(silo, 2, rank).items():
-            np.testing.assert_allclose(values, wanted[name], rtol=1e-5, atol=1e-6)
+            np.testing.assert_allclose(values, combined[name], rtol=1e-5, atol=1e-6)
     newcomer = coordinator.enrol(
         federation_id, "new", base_model="tiny-s-aaaaaaaaaaaa", layers=2, shapes=SHAPES
     )

@@ -42,10 +42,10 @@ def test_robust_aggregates_limit_a_single_outlier(database: Database, how: Any) 
     ]
     closed = close_round(database, with_aggregate(how), everyone)
     publish(database)
-    wanted = aggregated(np.stack([sent.values for sent in everyone]), how)
-    assert np.abs(wanted).max() < 10
+    expected = aggregated(np.stack([sent.values for sent in everyone]), how)
+    assert np.abs(expected).max() < 10
     for client, sent in zip(closed.clients, everyone, strict=True):
-        np.testing.assert_array_equal(served_values(database, client, sent.layout), wanted)
+        np.testing.assert_array_equal(served_values(database, client, sent.layout), expected)
 
 
 @pytest.mark.parametrize("strategy", ["fedavg", "ditto", "ffa_lora", "fedsa_lora", "fedprox"])

@@ -52,15 +52,15 @@ every_summed = pytest.mark.parametrize(("strategy", "adapter"), SUMMED)
 def test_clients_are_served_the_mean_of_summed_updates(
     database: Database, strategy: str, adapter: str
 ) -> None:
-    wanted = plan(strategy, adapter)
-    layout = layout_under(wanted)
-    federation_id = federation(database, wanted, MEMBERS + 1)
+    federation_plan = plan(strategy, adapter)
+    layout = layout_under(federation_plan)
+    federation_id = federation(database, federation_plan, MEMBERS + 1)
     expected, before = zero_tensors(layout), zero_tensors(layout)
     for number in (1, 2):
         members = random_members(layout, MEMBERS, seed=number)
-        sum_round(database, federation_id, wanted, layout, members, number)
+        sum_round(database, federation_id, federation_plan, layout, members, number)
         publish(database, block_bytes=1024)
-        start = start_values(wanted, layout, before)
+        start = start_values(federation_plan, layout, before)
         expected = {
             name: start[name] + np.mean([member.change[name] for member in members], axis=0)
             for name in layout
@@ -69,7 +69,7 @@ def test_clients_are_served_the_mean_of_summed_updates(
             served_state(database, federation_id, place, layout, number + 1) for place in range(MEMBERS + 1)
         ]
         for body in bodies:
-            assert_close(body, expected, rounding(wanted, layout))
+            assert_close(body, expected, rounding(federation_plan, layout))
         for name in layout:
             assert all((body[name] == bodies[0][name]).all() for body in bodies)
         stored = model(database, federation_id, number)
@@ -85,11 +85,11 @@ def test_clients_are_served_the_mean_of_summed_updates(
 
 
 def test_members_weigh_by_examples_up_to_a_maximum(database: Database) -> None:
-    wanted = plan(weigh_up_to=20)
-    layout = layout_under(wanted)
+    federation_plan = plan(weigh_up_to=20)
+    layout = layout_under(federation_plan)
     members = random_members(layout, MEMBERS, seed=7)
-    federation_id = federation(database, wanted, MEMBERS)
-    sum_round(database, federation_id, wanted, layout, members)
+    federation_id = federation(database, federation_plan, MEMBERS)
+    sum_round(database, federation_id, federation_plan, layout, members)
     publish(database)
     weights = [clamp_weight(member.examples, 20) for member in members]
     assert len(set(weights)) > 2
@@ -97,36 +97,38 @@ def test_members_weigh_by_examples_up_to_a_maximum(database: Database) -> None:
         name: np.average([member.change[name] for member in members], axis=0, weights=weights)
         for name in layout
     }
-    within = rounding(wanted, layout) * MEMBERS / sum(weights) * 1.1
+    within = rounding(federation_plan, layout) * MEMBERS / sum(weights) * 1.1
     assert_close(served_state(database, federation_id, 0, layout), expected, within)
 
 
 def test_summed_and_plain_rounds_give_equal_weights(database: Database) -> None:
     """Up to rounding, for uniform weights and no absent clients."""
-    wanted = plan()
-    layout = layout_under(wanted)
+    federation_plan = plan()
+    layout = layout_under(federation_plan)
     members = [MemberUpdate(member.change) for member in random_members(layout, MEMBERS)]
-    federation_id = federation(database, wanted, MEMBERS)
-    sum_round(database, federation_id, wanted, layout, members)
+    federation_id = federation(database, federation_plan, MEMBERS)
+    sum_round(database, federation_id, federation_plan, layout, members)
     publish(database)
-    privacy = wanted.privacy.model_copy(update={"secure_sum": None})
-    plain = wanted.model_copy(update={"privacy": privacy})
+    privacy = federation_plan.privacy.model_copy(update={"secure_sum": None})
+    plain = federation_plan.model_copy(update={"privacy": privacy})
     closed = close_round(database, plain, [Sent.of(member.change) for member in members])
     claim = job.claim_due(database, 60.0)
     assert claim is not None
     job.aggregate(database, claim, block_bytes=4096, between=lambda: None)
     for place in range(MEMBERS):
         mean = split_tensors(served_plain(database, closed.clients[place], layout), layout)
-        assert_close(served_state(database, federation_id, place, layout), mean, rounding(wanted, layout))
+        assert_close(
+            served_state(database, federation_id, place, layout), mean, rounding(federation_plan, layout)
+        )
 
 
 def test_a_newcomer_gets_the_last_published_model(database: Database) -> None:
-    wanted = plan("fedavg", "lora")
-    layout = layout_under(wanted)
-    federation_id = federation(database, wanted, MEMBERS)
+    federation_plan = plan("fedavg", "lora")
+    layout = layout_under(federation_plan)
+    federation_id = federation(database, federation_plan, MEMBERS)
     manifest = WeightsManifest(federation=federation_id, recipe={}, round=2, client="new", pack=None)
     assert newcomer_weights(database, 1, layout, manifest) is None
-    sum_round(database, federation_id, wanted, layout, random_members(layout, MEMBERS))
+    sum_round(database, federation_id, federation_plan, layout, random_members(layout, MEMBERS))
     publish(database)
     stored = newcomer_weights(database, 1, layout, manifest)
     assert stored is not None
@@ -142,24 +144,24 @@ def test_a_newcomer_gets_the_last_published_model(database: Database) -> None:
 
 
 def test_clients_of_other_layouts_get_no_summed_weights(database: Database) -> None:
-    wanted = plan("fedavg", "lora")
-    layout = layout_under(wanted)
-    federation_id = federation(database, wanted, MEMBERS)
+    federation_plan = plan("fedavg", "lora")
+    layout = layout_under(federation_plan)
+    federation_id = federation(database, federation_plan, MEMBERS)
     wider = enrol(database, federation_id, 7, LORA_PROFILE | {"shapes": {"q": [6, 7]}})
-    other = enrol(database, federation_id, 8, LORA_PROFILE | {"base_model": "other-s-3f0c9a1b2c3d"})
-    sum_round(database, federation_id, wanted, layout, random_members(layout, MEMBERS))
+    stranger = enrol(database, federation_id, 8, LORA_PROFILE | {"base_model": "other-s-3f0c9a1b2c3d"})
+    sum_round(database, federation_id, federation_plan, layout, random_members(layout, MEMBERS))
     publish(database)
     with database.read() as session:
         receivers = set(session.scalars(select(WeightsRow.client_id)))
     assert len(receivers) == MEMBERS
-    assert not receivers & {wider, other}
+    assert not receivers & {wider, stranger}
 
 
 def test_a_worker_without_the_lease_publishes_nothing(database: Database) -> None:
-    wanted = plan()
-    layout = layout_under(wanted)
-    federation_id = federation(database, wanted, MEMBERS)
-    sum_round(database, federation_id, wanted, layout, random_members(layout, MEMBERS))
+    federation_plan = plan()
+    layout = layout_under(federation_plan)
+    federation_id = federation(database, federation_plan, MEMBERS)
+    sum_round(database, federation_id, federation_plan, layout, random_members(layout, MEMBERS))
     late = job.claim_due(database, 0.0)
     holder = job.claim_due(database, 60.0)
     assert late is not None
@@ -177,12 +179,12 @@ def test_memory_does_not_grow_with_the_model(fresh_database: Callable[[str], str
     budget, peaks = 2**18, []
     for rank in (50, 200):
         database = Database(fresh_database("sqlite"))
-        wanted = plan()
-        adapter = wanted.adapter.model_copy(update={"rank": rank})
-        wanted = wanted.model_copy(update={"adapter": adapter})
-        layout = layout_under(wanted)
-        federation_id = federation(database, wanted, 3)
-        sum_round(database, federation_id, wanted, layout, random_members(layout, 3))
+        federation_plan = plan()
+        adapter = federation_plan.adapter.model_copy(update={"rank": rank})
+        federation_plan = federation_plan.model_copy(update={"adapter": adapter})
+        layout = layout_under(federation_plan)
+        federation_id = federation(database, federation_plan, 3)
+        sum_round(database, federation_id, federation_plan, layout, random_members(layout, 3))
         claim = job.claim_due(database, 600.0)
         assert claim is not None
         tracemalloc.start()
@@ -231,10 +233,12 @@ def test_a_zero_sum_of_weights_is_an_error() -> None:
 
 
 def test_unsummed_strategies_are_refused_with_alternatives() -> None:
-    wanted = plan().model_copy(update={"strategy": plan().strategy.model_copy(update={"name": "fedmosaic"})})
+    federation_plan = plan().model_copy(
+        update={"strategy": plan().strategy.model_copy(update={"name": "fedmosaic"})}
+    )
     choices = "ditto, fed_vemoe, fedavg, fedprox, fedsa_lora, ffa_lora"
     with pytest.raises(NotSummed, match=f"fedmosaic .* choose {choices}"):
-        require_summed(open_plan(wanted))
+        require_summed(open_plan(federation_plan))
 
 
 def test_segments_that_a_strategy_skips_stay_unchanged(database: Database) -> None:

@@ -60,19 +60,19 @@ def stored_differences(database: Database, federation_id: str, number: int) -> d
 def test_a_difference_rebuilds_the_next_summed_model(
     database: Database, adapter: str, recipe: WeightsRecipeName
 ) -> None:
-    wanted = difference_plan(adapter, recipe)
-    layout = layout_under(wanted)
-    federation_id = federation(database, wanted, MEMBERS)
+    federation_plan = difference_plan(adapter, recipe)
+    layout = layout_under(federation_plan)
+    federation_id = federation(database, federation_plan, MEMBERS)
     before: State = zero_tensors(layout)
     for number in (1, 2, 3):
         members = random_members(layout, MEMBERS, seed=number)
-        sum_round(database, federation_id, wanted, layout, members, number)
+        sum_round(database, federation_id, federation_plan, layout, members, number)
         publish(database, block_bytes=1024)
-        start = start_values(wanted, layout, before)
+        start = start_values(federation_plan, layout, before)
         mean = {name: np.mean([member.change[name] for member in members], axis=0) for name in layout}
         body = served_state(database, federation_id, 0, layout, number + 1)
         step = max(float(np.abs(change).max()) for change in mean.values()) / LEVELS[recipe]
-        within = rounding(wanted, layout) + 1.01 * step
+        within = rounding(federation_plan, layout) + 1.01 * step
         assert_close(body, {name: start[name] + mean[name] for name in layout}, within)
         assert model(database, federation_id, number).digest == values_digest(body, layout)
         coded = stored_differences(database, federation_id, number + 1)

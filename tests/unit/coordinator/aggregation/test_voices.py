@@ -92,8 +92,8 @@ def test_a_dominant_member_counts_as_one_voice(name: str) -> None:
 
 def test_relevance_reports_show_too_few_voices() -> None:
     members, strategy = cohort(2), make("fedavg", {})
-    asked = strategy.weigh(members)
-    shown = require_voices(asked, 2, common=False).report(None, asked)
+    weighing = strategy.weigh(members)
+    shown = require_voices(weighing, 2, common=False).report(None, weighing)
     np.testing.assert_array_equal(shown.served, np.eye(2))
     np.testing.assert_array_equal(shown.reductions, [[0, WeightReduction.FEW], [WeightReduction.FEW, 0]])
     assert np.isnan(shown.agreement).all()

@@ -72,7 +72,7 @@ def test_untested_packs_share_without_the_option(coordinator: Served) -> None:
     federation_id = aligned(coordinator)
     put_pack(coordinator.admin, federation_id, PIVOT)
     put_pack(coordinator.admin, federation_id, OTHER)
-    assert all("shared across" in said for _, said in sharing(coordinator, federation_id).values())
+    assert all("shared across" in claim for _, claim in sharing(coordinator, federation_id).values())
     assert "Shared by all" in Operator(coordinator)("alignment", "list", federation_id)
     shown = coordinator.admin.get(f"/v1/federations/{federation_id}").json()["plan"]["alignment"]
     assert shown["require_passed"] is False

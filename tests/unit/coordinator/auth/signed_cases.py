@@ -66,15 +66,15 @@ def flatmap_path_parameters(
     context: schemathesis.HookContext, path_parameters: dict[str, Any] | None
 ) -> st.SearchStrategy[Any]:
     """Ask about what is there, two times of three: the client's own federation, and its round."""
-    there = {
+    existing = {
         "fid": CLIENT["federation"],
         "cid": CLIENT["client"],
         "n": 1,
         "base_model": CLIENT["base_model"],
     }
     drawn = path_parameters or {}
-    known = drawn | {name: value for name, value in there.items() if name in drawn}
-    return st.sampled_from([known, known, path_parameters])
+    drawn_parameters = drawn | {name: value for name, value in existing.items() if name in drawn}
+    return st.sampled_from([drawn_parameters, drawn_parameters, path_parameters])
 
 
 @schemathesis.hook
@@ -87,7 +87,7 @@ def map_headers(context: schemathesis.HookContext, headers: Any) -> Any:
 
 
 def _update(fill: float, rank: int, examples: int, *, with_signature: bool) -> bytes:
-    said = UpdateManifest(
+    manifest = UpdateManifest(
         federation=CLIENT["federation"],
         recipe={},
         round=1,
@@ -97,12 +97,12 @@ def _update(fill: float, rank: int, examples: int, *, with_signature: bool) -> b
         examples=examples,
     )
     vector = {SIGNATURE: np.full(4, 0.5, np.float32)} if with_signature else {}
-    return pack({**values(fill, rank), **vector}, said)
+    return pack({**values(fill, rank), **vector}, manifest)
 
 
 def _signature(fill: float, dim: int) -> bytes:
-    said = SignatureManifest(federation=CLIENT["federation"], recipe={}, round=1, client=CLIENT["client"])
-    return pack({SIGNATURE: np.full(dim, fill, np.float32)}, said)
+    manifest = SignatureManifest(federation=CLIENT["federation"], recipe={}, round=1, client=CLIENT["client"])
+    return pack({SIGNATURE: np.full(dim, fill, np.float32)}, manifest)
 
 
 def _spoilt(body: bytes, at: int, piece: bytes, cut: int) -> bytes:

@@ -31,9 +31,9 @@ def test_an_unknown_credential_is_invalid(coordinator: Served, header: str) -> N
 
 
 def test_tokens_are_created_shown_once_listed_and_revoked(coordinator: Served) -> None:
-    made = coordinator.admin.post("/v1/tokens", json={"role": "operator", "name": "ops"})
-    assert made.status_code == 201
-    token = made.json()
+    created = coordinator.admin.post("/v1/tokens", json={"role": "operator", "name": "ops"})
+    assert created.status_code == 201
+    token = created.json()
     assert token["token"].startswith("tsr_op_")
     life = datetime.fromisoformat(token["expires_at"]) - datetime.now(UTC)
     assert timedelta(days=89) < life <= timedelta(days=90)
@@ -50,14 +50,14 @@ def test_tokens_are_created_shown_once_listed_and_revoked(coordinator: Served) -
 
 
 def test_revoking_a_token_stops_its_request_in_flight(coordinator: Served) -> None:
-    made = coordinator.admin.post("/v1/tokens", json={"role": "admin", "name": "to be stolen"})
-    stolen = coordinator.http(made.json()["token"])
-    (known,) = (t for t in stolen.get("/v1/tokens").json()["items"] if t["name"] == "to be stolen")
+    created = coordinator.admin.post("/v1/tokens", json={"role": "admin", "name": "to be stolen"})
+    stolen = coordinator.http(created.json()["token"])
+    (listed,) = (t for t in stolen.get("/v1/tokens").json()["items"] if t["name"] == "to be stolen")
 
     def trickling(body: bytes) -> Iterator[bytes]:
         yield body[:5]
         time.sleep(0.3)
-        assert coordinator.admin.delete(f"/v1/tokens/{known['id']}").status_code == 204
+        assert coordinator.admin.delete(f"/v1/tokens/{listed['id']}").status_code == 204
         yield body[5:]
 
     body = b'{"role": "admin", "name": "for later"}'
@@ -68,20 +68,21 @@ def test_revoking_a_token_stops_its_request_in_flight(coordinator: Served) -> No
 
 
 def test_an_expired_token_is_invalid(coordinator: Served) -> None:
-    made = coordinator.admin.post("/v1/tokens", json={"role": "auditor", "name": "brief"}).json()
-    auditor = coordinator.http(made["token"])
+    created = coordinator.admin.post("/v1/tokens", json={"role": "auditor", "name": "brief"}).json()
+    auditor = coordinator.http(created["token"])
     assert auditor.get("/v1/federations").status_code == 200
     with coordinator.database.write() as session:
-        ended = update(PersonToken).where(PersonToken.id == made["id"])
+        ended = update(PersonToken).where(PersonToken.id == created["id"])
         session.execute(ended.values(expires_at=database_time(session)))
     assert slug(auditor.get("/v1/federations")) == "credential-invalid"
 
 
 def test_other_federations_are_not_found_for_a_client(coordinator: Served) -> None:
-    mine, other = coordinator.federation(), coordinator.federation()
-    silo = coordinator.enrol(mine, "a")
+    own_federation, foreign_federation = coordinator.federation(), coordinator.federation()
+    silo = coordinator.enrol(own_federation, "a")
     answers = [
-        silo.http.get(f"/v1/federations/{federation_id}/events") for federation_id in (other, "fed_none")
+        silo.http.get(f"/v1/federations/{federation_id}/events")
+        for federation_id in (foreign_federation, "fed_none")
     ]
     assert {answer.status_code for answer in answers} == {404}
     assert answers[0].text == answers[1].text
@@ -125,9 +126,9 @@ def test_last_seen_at_is_updated_after_15_seconds(
 
     def last_seen() -> datetime:
         with database.read() as session:
-            seen = session.scalars(select(ClientRow.last_seen_at)).one()
-            assert seen is not None
-            return seen
+            last_seen_at = session.scalars(select(ClientRow.last_seen_at)).one()
+            assert last_seen_at is not None
+            return last_seen_at
 
     at_enrolment = last_seen()
     silo.http.get("/v1/me")
@@ -143,20 +144,20 @@ def test_last_seen_at_does_not_wait_for_locks(
 ) -> None:
     served = serve(fresh_postgres())
     database, federation_id = served.database, served.federation()
-    held, free = (served.enrol(federation_id, name).client_id for name in "ab")
+    locked, free = (served.enrol(federation_id, name).client_id for name in "ab")
     writer, later = LastSeenWriter(), datetime.now(UTC) + timedelta(minutes=1)
     writer.record(database, "cli_of_nobody", later)  # the two that follow are kept for one write
-    writer.record(database, held, later)
+    writer.record(database, locked, later)
     with database.write() as session:
-        session.execute(select(ClientRow).where(ClientRow.id == held).with_for_update())
+        session.execute(select(ClientRow).where(ClientRow.id == locked).with_for_update())
         began = time.monotonic()
         writer.record(database, free, later + timedelta(seconds=2))
         assert time.monotonic() - began < 5
     with database.read() as session:
-        seen = {row.id: row.last_seen_at for row in session.scalars(select(ClientRow))}
-    assert seen[free] == later + timedelta(seconds=2)
-    assert seen[held] is not None
-    assert seen[held] < later
+        last_seen_at = {row.id: row.last_seen_at for row in session.scalars(select(ClientRow))}
+    assert last_seen_at[free] == later + timedelta(seconds=2)
+    assert last_seen_at[locked] is not None
+    assert last_seen_at[locked] < later
 
 
 @pytest.mark.parametrize("token", ["x" * 20, "tsr_cl_" + "a" * 43, "tsr_aud_" + "1" * 20, "pässwörd" * 3])

@@ -18,19 +18,21 @@ def _request(token: str, **changes: Any) -> dict[str, Any]:
 
 def test_bearer_clients_enrol_if_the_plan_allows_them(coordinator: Served) -> None:
     federation_id = coordinator.federation(**BEARER)
-    token, anyone = coordinator.enrolment_token(federation_id, "a"), coordinator.http()
-    made = anyone.post("/v1/enrolments", json=_request(token)).json()
-    assert made["credential"].startswith("tsr_cl_")
-    assert coordinator.http(made["credential"]).get("/v1/me").json()["client_id"] == made["client_id"]
-    again = anyone.post("/v1/enrolments", json=_request(token))
+    token, anonymous = coordinator.enrolment_token(federation_id, "a"), coordinator.http()
+    created = anonymous.post("/v1/enrolments", json=_request(token)).json()
+    assert created["credential"].startswith("tsr_cl_")
+    assert coordinator.http(created["credential"]).get("/v1/me").json()["client_id"] == created["client_id"]
+    again = anonymous.post("/v1/enrolments", json=_request(token))
     assert (again.status_code, slug(again)) == (401, "enrolment-token-invalid")
-    shown = coordinator.admin.get(f"/v1/federations/{federation_id}/clients/{made['client_id']}").json()
+    shown = coordinator.admin.get(f"/v1/federations/{federation_id}/clients/{created['client_id']}").json()
     assert shown["identity"] == "bearer"
     assert (
-        coordinator.admin.delete(f"/v1/federations/{federation_id}/clients/{made['client_id']}").status_code
+        coordinator.admin.delete(
+            f"/v1/federations/{federation_id}/clients/{created['client_id']}"
+        ).status_code
         == 204
     )
-    refused = coordinator.http(made["credential"]).get("/v1/me")
+    refused = coordinator.http(created["credential"]).get("/v1/me")
     assert (refused.status_code, slug(refused)) == (401, "credential-invalid")
 
 
@@ -45,9 +47,9 @@ def test_bearer_clients_are_refused_by_default(coordinator: Served) -> None:
 
 def test_a_retry_key_returns_the_same_enrolment(coordinator: Served) -> None:
     token = coordinator.enrolment_token(coordinator.federation(**BEARER), "a")
-    anyone = coordinator.http()
-    first = anyone.post("/v1/enrolments", json=_request(token, retry_key=RETRY_KEY))
-    again = anyone.post("/v1/enrolments", json=_request(token, retry_key=RETRY_KEY + "="))
+    anonymous = coordinator.http()
+    first = anonymous.post("/v1/enrolments", json=_request(token, retry_key=RETRY_KEY))
+    again = anonymous.post("/v1/enrolments", json=_request(token, retry_key=RETRY_KEY + "="))
     assert (first.status_code, again.status_code) == (201, 200)
     assert again.json() == first.json()
     assert coordinator.http(first.json()["credential"]).get("/v1/me").status_code == 200
@@ -65,7 +67,7 @@ def test_a_retry_key_returns_the_same_enrolment(coordinator: Served) -> None:
 )
 def test_a_used_token_refuses_other_requests(coordinator: Served, change: dict[str, Any]) -> None:
     token = coordinator.enrolment_token(coordinator.federation(**BEARER), "a")
-    anyone = coordinator.http()
-    assert anyone.post("/v1/enrolments", json=_request(token, retry_key=RETRY_KEY)).status_code == 201
-    refused = anyone.post("/v1/enrolments", json=_request(token, **change))
+    anonymous = coordinator.http()
+    assert anonymous.post("/v1/enrolments", json=_request(token, retry_key=RETRY_KEY)).status_code == 201
+    refused = anonymous.post("/v1/enrolments", json=_request(token, **change))
     assert (refused.status_code, slug(refused)) == (401, "enrolment-token-invalid")

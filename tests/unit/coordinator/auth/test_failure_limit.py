@@ -68,8 +68,8 @@ def test_misuse_of_tokens_is_audited_behind_the_limit(served: Served) -> None:
 def test_refusals_beyond_the_limit_are_not_audited(served: Served) -> None:
     request = signed_request(served, served.federation(), "a")
     assert post_enrolment(served, request).status_code == 201
-    other = request | {"name": "b"}
-    answers = [post_enrolment(served, other).status_code for _ in range(LIMIT + 3)]
+    changed = request | {"name": "b"}
+    answers = [post_enrolment(served, changed).status_code for _ in range(LIMIT + 3)]
     assert answers == [401] * LIMIT + [429] * 3
     events = [entry["event"] for entry in served.admin.get("/v1/audit").json()["items"]]
     assert events.count("enrolment-refused") == LIMIT

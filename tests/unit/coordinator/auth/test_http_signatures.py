@@ -59,8 +59,8 @@ def test_a_clock_skew_error_contains_the_server_time(coordinator: Served, silo: 
     request = signed(coordinator, silo, "GET", "/v1/me", created=time.time() + seconds)
     answer = coordinator.http().send(request)
     assert (answer.status_code, slug(answer)) == (401, "clock-skew")
-    told = datetime.fromisoformat(answer.json()["server_time"])
-    assert abs((datetime.now(UTC) - told).total_seconds()) < 30
+    server_time = datetime.fromisoformat(answer.json()["server_time"])
+    assert abs((datetime.now(UTC) - server_time).total_seconds()) < 30
 
 
 @pytest.mark.parametrize("seconds", [-140, -100, 110])
@@ -73,12 +73,12 @@ def test_a_revoked_key_is_refused_by_all_replicas(
     serve: Callable[..., Served], fresh_postgres: Callable[[], str]
 ) -> None:
     database = fresh_postgres()
-    one, other = serve(database), serve(database)
-    federation_id = one.federation()
-    silo = one.enrol(federation_id, "a")
-    assert send(other, signed(other, silo, "GET", "/v1/me")) == (200, "")
-    assert one.admin.delete(f"/v1/federations/{federation_id}/clients/{silo.client_id}").status_code == 204
-    for replica in (one, other):
+    first, second = serve(database), serve(database)
+    federation_id = first.federation()
+    silo = first.enrol(federation_id, "a")
+    assert send(second, signed(second, silo, "GET", "/v1/me")) == (200, "")
+    assert first.admin.delete(f"/v1/federations/{federation_id}/clients/{silo.client_id}").status_code == 204
+    for replica in (first, second):
         assert send(replica, signed(replica, silo, "GET", "/v1/me")) == (401, "key-revoked")
 
 
@@ -86,21 +86,21 @@ def test_a_signed_post_is_accepted_once_across_replicas(
     serve: Callable[..., Served], fresh_postgres: Callable[[], str]
 ) -> None:
     database = fresh_postgres()
-    one, other = serve(database), serve(database)
-    _, (silo, _) = running(one)
-    request = signed(one, silo, "POST", url(silo, 1, "/join"))
-    assert send(one, request) == (200, "")
-    assert send(one, request) == (401, "replayed")
-    forwarded = httpx.Request("POST", other.url + request.url.path, headers=request.headers)
-    assert send(other, forwarded) == (401, "replayed")
-    assert send(other, signed(other, silo, "POST", url(silo, 1, "/join"))) == (200, "")
+    first, second = serve(database), serve(database)
+    _, (silo, _) = running(first)
+    request = signed(first, silo, "POST", url(silo, 1, "/join"))
+    assert send(first, request) == (200, "")
+    assert send(first, request) == (401, "replayed")
+    forwarded = httpx.Request("POST", second.url + request.url.path, headers=request.headers)
+    assert send(second, forwarded) == (401, "replayed")
+    assert send(second, signed(second, silo, "POST", url(silo, 1, "/join"))) == (200, "")
 
 
 def test_nonces_are_separate_for_each_key(coordinator: Served) -> None:
-    _, (silo, other) = running(coordinator)
+    _, (silo, second) = running(coordinator)
     nonce = "the-same-nonce-twice"
-    for one in (silo, other):
-        join = signed(coordinator, one, "POST", url(one, 1, "/join"), nonce=nonce)
+    for client in (silo, second):
+        join = signed(coordinator, client, "POST", url(client, 1, "/join"), nonce=nonce)
         assert send(coordinator, join) == (200, "")
 
 

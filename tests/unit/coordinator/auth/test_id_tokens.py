@@ -24,8 +24,8 @@ def provider() -> Iterator[Provider]:
 
 @pytest.fixture(scope="module")
 def served(fresh_database: Callable[[str], str], provider: Provider) -> Iterator[Served]:
-    there = {"oidc_issuer": provider.issuer, "oidc_client_id": CLIENT, "oidc_roles": "chiefs=admin"}
-    started = start(fresh_database("sqlite"), **there)
+    settings = {"oidc_issuer": provider.issuer, "oidc_client_id": CLIENT, "oidc_roles": "chiefs=admin"}
+    started = start(fresh_database("sqlite"), **settings)
     yield started
     started.stop()
 

@@ -44,29 +44,29 @@ def test_refused_requests_store_no_nonce(served: Served, rows: Rows) -> None:
 def test_repeated_posts_of_clients_are_refused(served: Served, rows: Rows) -> None:
     """Whichever route it is: one that is added later must not forget to look."""
     _, (silo, _) = running(served)
-    taken = []
+    statuses = []
     for path, operations in served.http().get("/openapi.json").json()["paths"].items():
         if "post" not in operations or path in ("/v1/enrolments", "/v1/sign-in"):  # those sign nothing
             continue
         request = signed(served, silo, "POST", path.format(fid=silo.federation_id, n=1))
         first, second = send(served, request), send(served, request)
         if first != (403, "forbidden"):
-            taken.append(path)
+            statuses.append(path)
             assert second == (401, "replayed"), path
-    assert taken == ["/v1/federations/{fid}/rounds/{n}/join"]
+    assert statuses == ["/v1/federations/{fid}/rounds/{n}/join"]
     assert nonce_count(served, rows) == 1
 
 
 def test_a_member_cannot_fill_the_table(served: Served, rows: Rows) -> None:
-    _, (silo, other) = running(served)
+    _, (silo, second) = running(served)
     with served.database.write() as session:
         key, moment = name_of(silo.key), database_time(session)
-        said = {"public_key": key, "used_at": moment}
-        full = [said | {"nonce": f"n{number}"} for number in range(MAX_REQUESTS_PER_KEY)]
+        fields = {"public_key": key, "used_at": moment}
+        full = [fields | {"nonce": f"n{number}"} for number in range(MAX_REQUESTS_PER_KEY)]
         session.execute(insert(UsedNonceRow), full)
     refused = try_join(silo, 1)
     assert (refused.status_code, slug(refused)) == (429, "rate-limited")
     assert 290 <= int(refused.headers["retry-after"]) <= 306
     assert nonce_count(served, rows) == MAX_REQUESTS_PER_KEY
     assert silo.http.get(url(silo, 1)).status_code == 200
-    join(other, 1)
+    join(second, 1)

@@ -40,8 +40,8 @@ def served(serve: Serve, fresh_database: Callable[[str], str], provider: Provide
     before.federation(name="second")
     before.stop()
     roles = f"chiefs=operator, staff=auditor, ward=operator@{first}"
-    there = {"oidc_issuer": provider.issuer, "oidc_client_id": CLIENT, "oidc_client_secret": "any"}
-    return serve(url, oidc_roles=roles, **there)
+    settings = {"oidc_issuer": provider.issuer, "oidc_client_id": CLIENT, "oidc_client_secret": "any"}
+    return serve(url, oidc_roles=roles, **settings)
 
 
 def federations(http: httpx.Client) -> list[str]:
@@ -115,8 +115,8 @@ def test_tokens_of_other_issuers_or_audiences_are_invalid(served: Served, provid
 def test_an_expired_id_token_is_invalid(serve: Serve, fresh_database: Callable[[str], str]) -> None:
     with running_provider("--token-max-age", "-100") as late:
         late.know("ada", groups=["chiefs"])
-        there = {"oidc_issuer": late.issuer, "oidc_client_id": CLIENT, "oidc_roles": "chiefs=admin"}
-        served = serve(fresh_database("sqlite"), **there)
+        settings = {"oidc_issuer": late.issuer, "oidc_client_id": CLIENT, "oidc_roles": "chiefs=admin"}
+        served = serve(fresh_database("sqlite"), **settings)
         assert slug(served.http(late.token("ada")).get("/v1/federations")) == "credential-invalid"
     now = datetime.now(UTC)
     past, future = (Credential("oidc_a", "digest", now + timedelta(minutes=m)) for m in (-1, 1))
@@ -126,27 +126,27 @@ def test_an_expired_id_token_is_invalid(serve: Serve, fresh_database: Callable[[
 
 
 def test_a_code_is_exchanged_once_for_a_token(served: Served, provider: Provider) -> None:
-    anyone = served.http()
-    shown = anyone.get("/v1/sign-in").json()
+    anonymous = served.http()
+    shown = anonymous.get("/v1/sign-in").json()
     assert shown["authorization_endpoint"] == f"{provider.issuer}/oauth2/authorize"
     assert shown["client_id"] == CLIENT
-    asked = request(provider, "ben")
-    signed = anyone.post("/v1/sign-in", json=asked)
+    exchange = request(provider, "ben")
+    signed = anonymous.post("/v1/sign-in", json=exchange)
     assert signed.status_code == 200
     assert signed.headers["cache-control"] == "no-store"
     person = signed.json()
     assert (person["role"], list(person["federations"].values())) == (None, ["operator"])
     assert len(federations(served.http(person["token"]))) == 1
-    for refused in (asked, request(provider, "ben", nonce="m" * 24), request(provider, "ben", code="no")):
-        answer = anyone.post("/v1/sign-in", json=refused)
+    for refused in (exchange, request(provider, "ben", nonce="m" * 24), request(provider, "ben", code="no")):
+        answer = anonymous.post("/v1/sign-in", json=refused)
         assert (answer.status_code, slug(answer)) == (401, "credential-invalid")
 
 
 def test_an_unavailable_provider_affects_only_its_people(
     serve: Serve, fresh_database: Callable[[str], str], provider: Provider
 ) -> None:
-    nobody = {"oidc_issuer": "http://127.0.0.1:9", "oidc_client_id": CLIENT, "oidc_roles": "chiefs=admin"}
-    served = serve(fresh_database("sqlite"), **nobody)
+    settings = {"oidc_issuer": "http://127.0.0.1:9", "oidc_client_id": CLIENT, "oidc_roles": "chiefs=admin"}
+    served = serve(fresh_database("sqlite"), **settings)
     for answer in (
         served.http(provider.token("ada")).get("/v1/federations"),
         served.http().get("/v1/sign-in"),
@@ -156,48 +156,48 @@ def test_an_unavailable_provider_affects_only_its_people(
 
 
 def test_wrong_issuer_is_named_with_its_remedy(provider: Provider) -> None:
-    there = {"oidc_client_id": CLIENT, "oidc_roles": "chiefs=admin"}
+    settings = {"oidc_client_id": CLIENT, "oidc_roles": "chiefs=admin"}
     wrong = f"{provider.issuer}/"
     named = rf"at {wrong} names itself {provider.issuer}; set TESSERA_OIDC_ISSUER={provider.issuer}$"
     with pytest.raises(SettingsUnusable, match=named):
-        require_issuer(Settings(oidc_issuer=wrong, **there))
-    known = provider_of(Settings(oidc_issuer=wrong, **there))
-    assert known is not None
+        require_issuer(Settings(oidc_issuer=wrong, **settings))
+    identity_provider = provider_of(Settings(oidc_issuer=wrong, **settings))
+    assert identity_provider is not None
     with pytest.raises(ProviderDown, match=named):
-        known.metadata()
-    require_issuer(Settings(oidc_issuer=provider.issuer, **there))
-    require_issuer(Settings(oidc_issuer="http://127.0.0.1:9", **there))  # one that is down may be right
+        identity_provider.metadata()
+    require_issuer(Settings(oidc_issuer=provider.issuer, **settings))
+    require_issuer(Settings(oidc_issuer="http://127.0.0.1:9", **settings))  # one that is down may be right
     require_issuer(Settings())
 
 
 def test_an_unavailable_provider_is_retried_after_ten_seconds(provider: Provider) -> None:
-    nobody = {"oidc_client_id": CLIENT, "oidc_roles": "chiefs=admin"}
-    known = provider_of(Settings(oidc_issuer="http://127.0.0.1:9", **nobody))
-    assert known is not None
+    settings = {"oidc_client_id": CLIENT, "oidc_roles": "chiefs=admin"}
+    identity_provider = provider_of(Settings(oidc_issuer="http://127.0.0.1:9", **settings))
+    assert identity_provider is not None
     now = 0.0
-    known.clock = lambda: now
+    identity_provider.clock = lambda: now
     with pytest.raises(ProviderDown):
-        known.metadata()
-    known.issuer = provider.issuer  # it is back
+        identity_provider.metadata()
+    identity_provider.issuer = provider.issuer  # it is back
     with pytest.raises(ProviderDown):
-        known.metadata()
+        identity_provider.metadata()
     now = 11.0
-    assert known.metadata()["issuer"] == provider.issuer
+    assert identity_provider.metadata()["issuer"] == provider.issuer
 
 
 def test_code_exchanges_have_a_maximum_concurrency(provider: Provider) -> None:
-    there = {"oidc_client_id": CLIENT, "oidc_client_secret": "any", "oidc_roles": "chiefs=admin"}
-    known = provider_of(Settings(oidc_issuer=provider.issuer, **there))
-    assert known is not None
-    taken = 0
-    while known._exchanges.acquire(blocking=False):
-        taken += 1
-    assert taken == 4
+    settings = {"oidc_client_id": CLIENT, "oidc_client_secret": "any", "oidc_roles": "chiefs=admin"}
+    identity_provider = provider_of(Settings(oidc_issuer=provider.issuer, **settings))
+    assert identity_provider is not None
+    count = 0
+    while identity_provider._exchanges.acquire(blocking=False):
+        count += 1
+    assert count == 4
     with pytest.raises(ProviderDown):
-        known.redeem(provider.code("ada"), verifier=VERIFIER, redirect_uri=REDIRECT)
-    known._exchanges.release()
-    token = known.redeem(provider.code("ada"), verifier=VERIFIER, redirect_uri=REDIRECT)
-    assert known.person(token).name == "Ada"
+        identity_provider.redeem(provider.code("ada"), verifier=VERIFIER, redirect_uri=REDIRECT)
+    identity_provider._exchanges.release()
+    token = identity_provider.redeem(provider.code("ada"), verifier=VERIFIER, redirect_uri=REDIRECT)
+    assert identity_provider.person(token).name == "Ada"
 
 
 def test_sign_in_is_not_found_without_a_provider(coordinator: Served, provider: Provider) -> None:

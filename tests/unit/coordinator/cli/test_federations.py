@@ -26,12 +26,12 @@ def test_a_federation_summary_names_the_next_command(tessera: Operator) -> None:
 
 
 def test_plan_and_claims_are_shown_on_request(tessera: Operator) -> None:
-    made = tessera.json("federation", "create", "--name", "x", "--strategy", "fedmosaic")
-    short = _facts(tessera("federation", "show", made["id"]))
-    whole = _facts(tessera("federation", "show", made["id"], "--plan"))
+    created = tessera.json("federation", "create", "--name", "x", "--strategy", "fedmosaic")
+    short = _facts(tessera("federation", "show", created["id"]))
+    whole = _facts(tessera("federation", "show", created["id"], "--plan"))
     assert "claim 1" not in short
     assert {"strategy", "training", "privacy", "privacy of a record", "claim 1"} <= set(whole)
-    assert tessera.json("federation", "show", made["id"])["claims"] == made["claims"]
+    assert tessera.json("federation", "show", created["id"])["claims"] == created["claims"]
 
 
 def test_create_prints_only_the_id_with_quiet(tessera: Operator) -> None:

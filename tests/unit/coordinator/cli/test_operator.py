@@ -19,7 +19,7 @@ from tests.scene.rounds import PLAN, deliver, running, values, wait_for
 
 
 def test_operator_commands_run_a_whole_federation(tessera: Operator) -> None:
-    made = tessera.json(
+    created = tessera.json(
         "federation",
         "create",
         "--name",
@@ -35,13 +35,13 @@ def test_operator_commands_run_a_whole_federation(tessera: Operator) -> None:
         "--rank",
         "4",
     )
-    federation_id = made["id"]
-    assert made["plan"]["rounds"]["total"] == 3
-    assert (made["plan"]["adapter"]["kind"], made["plan"]["adapter"]["rank"]) == ("lora", 4)
-    assert made["plan"]["strategy"]["options"]["temperature"] == 0.4
+    federation_id = created["id"]
+    assert created["plan"]["rounds"]["total"] == 3
+    assert (created["plan"]["adapter"]["kind"], created["plan"]["adapter"]["rank"]) == ("lora", 4)
+    assert created["plan"]["strategy"]["options"]["temperature"] == 0.4
     token = tessera.json("enrolment", "create", federation_id, "hospital-a", "--organisation", "A")["token"]
     assert token.startswith("tsr1_")
-    shapes = {role: [64, 64] for role in made["plan"]["adapter"]["roles"]}
+    shapes = {role: [64, 64] for role in created["plan"]["adapter"]["roles"]}
     silo = tessera.served.enrol(federation_id, "hospital-b", shapes=shapes)
     assert federation_id in tessera("federation", "list")
     assert silo.client_id in tessera("client", "list", federation_id)
@@ -57,23 +57,23 @@ def test_operator_commands_run_a_whole_federation(tessera: Operator) -> None:
 
 @pytest.mark.parametrize("strategy", strategy_names())
 def test_strategies_need_no_option_but_their_name(tessera: Operator, strategy: str) -> None:
-    made = tessera.json("federation", "create", "--name", strategy, "--strategy", strategy)
-    assert made["plan"]["strategy"]["name"] == strategy
+    created = tessera.json("federation", "create", "--name", strategy, "--strategy", strategy)
+    assert created["plan"]["strategy"]["name"] == strategy
 
 
 @pytest.mark.parametrize("strategy", ["fedmosaic", "flora"])
 def test_recommended_plans_accept_a_model_of_8b(tessera: Operator, strategy: str) -> None:
-    made = tessera.json("federation", "create", "--name", "x", "--strategy", strategy)
+    created = tessera.json("federation", "create", "--name", "x", "--strategy", strategy)
     shapes = {"q": (4096, 4096), "k": (1024, 4096), "v": (1024, 4096), "o": (4096, 4096)}
     shapes |= {"gate": (14336, 4096), "up": (14336, 4096), "down": (4096, 14336)}
-    silo = tessera.served.enrol(made["id"], "large", hidden_size=4096, layers=32, shapes=shapes)
-    assert silo.client_id in tessera("client", "list", made["id"])
+    silo = tessera.served.enrol(created["id"], "large", hidden_size=4096, layers=32, shapes=shapes)
+    assert silo.client_id in tessera("client", "list", created["id"])
 
 
 def test_same_architecture_rank_can_be_zero(tessera: Operator) -> None:
     gate = ("--option", "mix=gate", "--same-architecture-rank", "0")
-    made = tessera.json("federation", "create", "--name", "x", "--strategy", "fedmosaic", *gate)
-    assert made["plan"]["adapter"]["same_architecture_rank"] == 0
+    created = tessera.json("federation", "create", "--name", "x", "--strategy", "fedmosaic", *gate)
+    assert created["plan"]["adapter"]["same_architecture_rank"] == 0
 
 
 def test_target_modules_are_given_by_block_and_role(tessera: Operator) -> None:
@@ -86,41 +86,44 @@ def test_target_modules_are_given_by_block_and_role(tessera: Operator) -> None:
 
 def test_a_pivot_selects_p_and_q(tessera: Operator) -> None:
     pivot = "llama-96x4-4e79db21c87f"
-    made = tessera.json("federation", "create", "--name", "x", "--strategy", "fedmosaic", "--pivot", pivot)
-    assert made["plan"]["alignment"]["pivot"] == pivot
-    adapter = made["plan"]["adapter"]
+    created = tessera.json("federation", "create", "--name", "x", "--strategy", "fedmosaic", "--pivot", pivot)
+    assert created["plan"]["alignment"]["pivot"] == pivot
+    adapter = created["plan"]["adapter"]
     assert (adapter["kind"], adapter["rank"], adapter["same_architecture_rank"]) == ("pq", 32, 8)
     assert adapter["roles"] == ["v", "o", "gate", "up", "down"]
 
 
 @pytest.mark.parametrize("strategy", ["fedmosaic", "fedavg"])
 def test_plans_without_a_pivot_use_lora(tessera: Operator, strategy: str) -> None:
-    made = tessera.json("federation", "create", "--name", "x", "--strategy", strategy)["plan"]
-    assert made["adapter"]["kind"] == "lora"
-    assert (made["adapter"]["rank"], made["adapter"]["roles"]) == (16, list(ALL_ROLES))
-    assert made["alignment"] is None
-    assert made["training"]["learning_rate"] == "auto"
+    created_plan = tessera.json("federation", "create", "--name", "x", "--strategy", strategy)["plan"]
+    assert created_plan["adapter"]["kind"] == "lora"
+    assert (created_plan["adapter"]["rank"], created_plan["adapter"]["roles"]) == (16, list(ALL_ROLES))
+    assert created_plan["alignment"] is None
+    assert created_plan["training"]["learning_rate"] == "auto"
 
 
 def test_mix_gate_is_refused_with_lora(tessera: Operator) -> None:
     create = ("federation", "create", "--name", "x", "--strategy", "fedmosaic", "--option")
     assert "a gate needs adapters in common frames" in tessera(*create, "mix=gate", fails=True)
-    made = tessera.json(*create, "mix=replace")["plan"]
-    assert (made["adapter"]["kind"], made["strategy"]["options"]["mix"]) == ("lora", "replace")
+    created_plan = tessera.json(*create, "mix=replace")["plan"]
+    assert (created_plan["adapter"]["kind"], created_plan["strategy"]["options"]["mix"]) == (
+        "lora",
+        "replace",
+    )
 
 
 def test_options_override_fields_of_a_plan_file(tessera: Operator, tmp_path: Path) -> None:
     plan = {"name": "from a file", "strategy": {"name": "fedavg"}, "rounds": {"total": 9, "min_clients": 4}}
     file = tmp_path / "plan.json"
     file.write_text(json.dumps(plan))
-    made = tessera.json("federation", "create", "--plan", str(file), "--rounds", "2")
-    assert made["name"] == "from a file"
-    assert made["plan"]["rounds"]["total"] == 2
-    assert made["plan"]["rounds"]["min_clients"] == 4
+    created = tessera.json("federation", "create", "--plan", str(file), "--rounds", "2")
+    assert created["name"] == "from a file"
+    assert created["plan"]["rounds"]["total"] == 2
+    assert created["plan"]["rounds"]["min_clients"] == 4
 
 
 @pytest.mark.parametrize(
-    ("plan", "options", "said"),
+    ("plan", "options", "error"),
     [
         ('{"name": "x", "strategy": "fedmosaic"}', ("--option", "a=1"), "plan's strategy must be an object"),
         ('{"name": "x", "strategy": {"name": "fedavg"}, "rounds": 3}', ("--rounds", "3"), "plan's rounds"),
@@ -130,21 +133,21 @@ def test_options_override_fields_of_a_plan_file(tessera: Operator, tmp_path: Pat
     ],
 )
 def test_errors_in_a_plan_file_are_named(
-    tessera: Operator, tmp_path: Path, plan: str, options: tuple[str, ...], said: str
+    tessera: Operator, tmp_path: Path, plan: str, options: tuple[str, ...], error: str
 ) -> None:
     file = tmp_path / "plan.json"
     file.write_text(plan)
-    assert said in tessera("federation", "create", "--plan", str(file), *options, fails=True)
+    assert error in tessera("federation", "create", "--plan", str(file), *options, fails=True)
 
 
 def test_tokens_are_created_listed_and_revoked(tessera: Operator) -> None:
-    made = tessera.json("token", "create", "--role", "operator", "--name", "ops")
+    created = tessera.json("token", "create", "--role", "operator", "--name", "ops")
     assert tessera.json("federation", "list") == json.loads(
-        tessera("federation", "list", "--json", token=made["token"])
+        tessera("federation", "list", "--json", token=created["token"])
     )
-    assert made["id"] in tessera("token", "list")
-    tessera("token", "revoke", made["id"], "--yes")
-    assert "credential-invalid" in tessera("federation", "list", token=made["token"], fails=True)
+    assert created["id"] in tessera("token", "list")
+    tessera("token", "revoke", created["id"], "--yes")
+    assert "credential-invalid" in tessera("federation", "list", token=created["token"], fails=True)
 
 
 def test_refusals_are_one_readable_line(tessera: Operator, tmp_path: Path) -> None:
@@ -159,10 +162,10 @@ def test_refusals_are_one_readable_line(tessera: Operator, tmp_path: Path) -> No
         (["federation", "list", "--url", "not a url"], "http://"),
         (["federation", "list", "--url", "127.0.0.1:8000"], "is not a URL; use one like http://"),
     ]:
-        said = tessera(*arguments, fails=True)
-        assert said.startswith("error: ")
-        assert expected in said
-        assert said.count("\n") == 1
+        printed = tessera(*arguments, fails=True)
+        assert printed.startswith("error: ")
+        assert expected in printed
+        assert printed.count("\n") == 1
 
 
 def test_missing_tokens_and_federations_name_the_next_step(
@@ -180,9 +183,9 @@ def test_reduced_weights_are_shown_with_the_reason(tessera: Operator) -> None:
     for silo, fill in zip(silos, (1.0, -30.0), strict=True):
         deliver(silo, 1, values(fill), signature=np.ones(2, np.float32))
     wait_for(tessera.served, federation_id, 1, "published")
-    told = tessera("round", "relevance", federation_id, "1")
-    assert "large, opposed" in told
-    assert "silo-0" in told
+    printed = tessera("round", "relevance", federation_id, "1")
+    assert "large, opposed" in printed
+    assert "silo-0" in printed
     assert tessera.json("round", "relevance", federation_id, "1")["served"] == [[1.0, 0.0], [0.0, 1.0]]
 
 

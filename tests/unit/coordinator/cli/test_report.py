@@ -96,8 +96,8 @@ def test_reports_contain_the_federations_audit_entries(
     reported: tuple[Served, str, dict[str, Any]],
 ) -> None:
     served, federation_id, report = reported
-    other = served.federation(name="another")
-    served.enrolment_token(other, "somebody")
+    stranger = served.federation(name="another")
+    served.enrolment_token(stranger, "somebody")
     again = served.admin.get(f"/v1/federations/{federation_id}/report").json()
     assert again["audit"] == report["audit"]
     assert again["audit_number"] == report["audit_number"] + 2
@@ -121,18 +121,18 @@ def test_a_report_is_written_and_verified_offline(
     offline = Operator(Served("http://127.0.0.1:1", "", None, None))  # type: ignore[arg-type]
     for file in files:
         for key in (report["signing_key"], thumbprint(report["signing_key"])):
-            said = offline("report", "verify", str(file), "--coordinator-key", key)
-            assert "unchanged" in said
-            assert federation_id in said
+            printed = offline("report", "verify", str(file), "--coordinator-key", key)
+            assert "unchanged" in printed
+            assert federation_id in printed
     assert json.loads(operator("report", "create", federation_id))["federation"] == federation_id
 
 
-def _changed(value: Any, seen: list[Any]) -> Iterator[Callable[[], None]]:
+def _changed(value: Any, visited: list[Any]) -> Iterator[Callable[[], None]]:
     """Yield, for each place of a document, what changes it; the change is undone by the caller's copy."""
     items = value.items() if isinstance(value, dict) else enumerate(value)
     for key, member in list(items):
         if isinstance(member, dict | list) and member:
-            yield from _changed(member, seen)
+            yield from _changed(member, visited)
         else:
             yield lambda value=value, key=key, member=member: value.__setitem__(key, _other(member))
 
@@ -193,8 +193,8 @@ def test_a_page_with_changed_text_is_refused(
     served, _, report = reported
     file, key = tmp_path / "report.html", report["signing_key"]
     file.write_text(page(report).replace("1 published", "2 published"), "utf-8")
-    said = Operator(served)("report", "verify", str(file), "--coordinator-key", key, fails=True)
-    assert "differs from the signed data" in said
+    printed = Operator(served)("report", "verify", str(file), "--coordinator-key", key, fails=True)
+    assert "differs from the signed data" in printed
 
 
 def test_another_key_is_refused_with_its_thumbprint(
@@ -203,8 +203,8 @@ def test_another_key_is_refused_with_its_thumbprint(
     served, _, report = reported
     file = tmp_path / "report.json"
     file.write_text(json.dumps(report), "utf-8")
-    said = Operator(served)("report", "verify", str(file), "--coordinator-key", "A" * 43, fails=True)
-    assert thumbprint(report["signing_key"]) in said
+    printed = Operator(served)("report", "verify", str(file), "--coordinator-key", "A" * 43, fails=True)
+    assert thumbprint(report["signing_key"]) in printed
     assert "43 characters" in Operator(served)(
         "report", "verify", str(file), "--coordinator-key", "short", fails=True
     )

@@ -98,8 +98,8 @@ def test_a_backup_during_deliveries_is_consistent(
     for number in range(2):
         restored = serve(f"sqlite:///{tmp_path / f'{number}.db'}", tick_seconds=3600.0)
         rounds = restored.admin.get(f"/v1/federations/{federation_id}/rounds").json()["items"]
-        assert all(one["state"] == "published" for one in rounds[1:])
-        counted = [show(restored, federation_id, one["round"])["counts"] for one in rounds[1:]]
+        assert all(entry["state"] == "published" for entry in rounds[1:])
+        counted = [show(restored, federation_id, entry["round"])["counts"] for entry in rounds[1:]]
         assert counted == [{"joined": 2, "arrived": 2, "late": 0, "dropped": 0, "rejected": 0}] * (
             len(rounds) - 1
         )
@@ -109,12 +109,12 @@ def test_a_backup_during_deliveries_is_consistent(
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["sqlite"], indirect=True)
 def test_a_backup_overwrites_no_file(database_url: str, tmp_path: Path) -> None:
-    there = tmp_path / "backup.db"
-    there.write_text("precious")
-    done = _tessera_backup(database_url, there)
+    target = tmp_path / "backup.db"
+    target.write_text("precious")
+    done = _tessera_backup(database_url, target)
     assert done.returncode == 1
     assert "write the backup to a new file" in done.stderr
-    assert there.read_text() == "precious"
+    assert target.read_text() == "precious"
 
 
 @pytest.mark.parametrize("backend", ["sqlite"], indirect=True)
@@ -193,7 +193,7 @@ def database_content(file: Path) -> list[str]:
     """Return the content of a database, or its error."""
     with closing(sqlite3.connect(file)) as connection:
         try:
-            found = [str(row[0]) for row in connection.execute("PRAGMA integrity_check")]
-            return [*found, *connection.iterdump()]
+            result = [str(row[0]) for row in connection.execute("PRAGMA integrity_check")]
+            return [*result, *connection.iterdump()]
         except sqlite3.DatabaseError as error:
             return [str(error)]

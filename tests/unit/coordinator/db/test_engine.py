@@ -25,8 +25,8 @@ def test_postgresql_readers_see_a_read_only_snapshot(postgres_database: Database
     with database.read() as session:
         moment = database_time(session)
         assert session.scalar(counted) == 0
-        with database.write() as other:
-            other.add(row("a"))
+        with database.write() as writer:
+            writer.add(row("a"))
         assert session.scalar(counted) == 0
     with database.read() as session:
         assert session.scalar(counted) == 1
@@ -60,14 +60,14 @@ def test_sqlite_writers_time_out_and_release_their_turn(
         with database.write() as session:
             return payloads.store_bytes(session, body)[0]
 
-    with ThreadPoolExecutor(1) as other:
+    with ThreadPoolExecutor(1) as pool:
         with database.write() as session:
             first, _ = payloads.store_bytes(session, b"first")
             with pytest.raises(OperationalError, match="locked"):
-                other.submit(store, b"second").result()
+                pool.submit(store, b"second").result()
         with pytest.raises(LookupError), database.write():
             raise LookupError  # who fails gives the turn back too
-        second = other.submit(store, b"second").result()
+        second = pool.submit(store, b"second").result()
     assert payloads.read_alone(database, first, 0, 5) == b"first"
     assert payloads.read_alone(database, second, 0, 6) == b"second"
 

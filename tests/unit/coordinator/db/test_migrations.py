@@ -81,8 +81,8 @@ def test_postgresql_stores_chunks_uncompressed(database: Database, backend: str)
         pytest.skip("SQLite compresses nothing")
     with database.write() as session:
         payload, _ = payloads.store_bytes(session, bytes(2**18))  # zeros: nothing shrinks more
-        kept = session.scalar(
+        storage = session.scalar(
             text("SELECT sum(pg_column_size(data)) FROM payload_chunks WHERE payload_id = :payload"),
             {"payload": payload},
         )
-    assert kept == 2**18
+    assert storage == 2**18

@@ -28,8 +28,8 @@ def _request(token: str, **changes: Any) -> dict[str, Any]:
 
 
 def _with_key(served: Served, token: str, key: Ed25519PrivateKey, **changes: Any) -> httpx.Response:
-    anyone = served.http()
-    return anyone.post("/v1/enrolments", json=enrolment(anyone, token, "a", key) | changes)
+    anonymous = served.http()
+    return anonymous.post("/v1/enrolments", json=enrolment(anonymous, token, "a", key) | changes)
 
 
 def test_an_enrolled_client_reads_its_identity_and_layout(coordinator: Served) -> None:
@@ -48,15 +48,15 @@ def test_an_enrolled_client_reads_its_identity_and_layout(coordinator: Served) -
 def test_a_token_enrols_one_key_repeatably(coordinator: Served) -> None:
     token = coordinator.enrolment_token(coordinator.federation(), "a")
     key = Ed25519PrivateKey.generate()
-    made, again = (_with_key(coordinator, token, key) for _ in range(2))
-    assert (made.status_code, again.status_code) == (201, 200)
-    assert again.json() == made.json()
-    assert made.json()["credential"] is None
-    other = _with_key(coordinator, token, Ed25519PrivateKey.generate())
-    assert (other.status_code, slug(other)) == (401, "enrolment-token-invalid")
-    assert other.headers["www-authenticate"].startswith("Bearer")
+    created, again = (_with_key(coordinator, token, key) for _ in range(2))
+    assert (created.status_code, again.status_code) == (201, 200)
+    assert again.json() == created.json()
+    assert created.json()["credential"] is None
+    foreign = _with_key(coordinator, token, Ed25519PrivateKey.generate())
+    assert (foreign.status_code, slug(foreign)) == (401, "enrolment-token-invalid")
+    assert foreign.headers["www-authenticate"].startswith("Bearer")
     without = coordinator.http().post("/v1/enrolments", json=_request(token))
-    assert (without.status_code, without.text) == (401, other.text)
+    assert (without.status_code, without.text) == (401, foreign.text)
 
 
 def test_concurrent_keys_cannot_share_a_token(coordinator: Served) -> None:
@@ -82,29 +82,29 @@ def test_concurrent_requests_of_one_key_enrol_once(coordinator: Served) -> None:
 
 def test_an_enrolment_proof_is_bound_to_its_token(coordinator: Served) -> None:
     federation_id = coordinator.federation()
-    token, other = (
+    token, second = (
         coordinator.enrolment_token(federation_id, "a"),
         coordinator.enrolment_token(federation_id, "b"),
     )
-    key, anyone = Ed25519PrivateKey.generate(), coordinator.http()
-    good = enrolment(anyone, token, "a", key)
-    stolen = enrolment(anyone, token, "a", Ed25519PrivateKey.generate())
-    for proof in (stolen["proof"], enrolment(anyone, other, "a", key)["proof"], "A" * 86, "?"):
-        refused = anyone.post("/v1/enrolments", json=good | {"proof": proof})
+    key, anonymous = Ed25519PrivateKey.generate(), coordinator.http()
+    good = enrolment(anonymous, token, "a", key)
+    stolen = enrolment(anonymous, token, "a", Ed25519PrivateKey.generate())
+    for proof in (stolen["proof"], enrolment(anonymous, second, "a", key)["proof"], "A" * 86, "?"):
+        refused = anonymous.post("/v1/enrolments", json=good | {"proof": proof})
         assert (refused.status_code, slug(refused)) == (422, "weak-public-key")
     for member in ("nonce", "proof"):
-        refused = anyone.post("/v1/enrolments", json={k: v for k, v in good.items() if k != member})
+        refused = anonymous.post("/v1/enrolments", json={k: v for k, v in good.items() if k != member})
         assert (refused.status_code, refused.json()["field"]) == (422, member)
 
 
 def test_a_foreign_nonce_is_refused(coordinator: Served) -> None:
     text = coordinator.enrolment_token(coordinator.federation(), "a")
     key, token = Ed25519PrivateKey.generate(), read(text)
-    said = enrolment_statement(
+    statement = enrolment_statement(
         server=token.server, token=token.id, public_key=name_of(key), nonce=encode(bytes(40))
     )
-    shown = {name: said[name] for name in ("public_key", "nonce")}
-    proof = sign("tessera-enrolment-v1", said, key)
+    shown = {name: statement[name] for name in ("public_key", "nonce")}
+    proof = sign("tessera-enrolment-v1", statement, key)
     refused = coordinator.http().post("/v1/enrolments", json=_request(text, proof=proof, **shown))
     assert (refused.status_code, refused.json()["field"]) == (422, "nonce")
 
@@ -124,8 +124,8 @@ def test_a_token_may_be_bound_to_a_network(coordinator: Served) -> None:
     refused = _with_key(coordinator, elsewhere, Ed25519PrivateKey.generate())
     assert (refused.status_code, slug(refused)) == (401, "enrolment-token-invalid")
     federation_id = coordinator.federation()
-    here = coordinator.enrolment_token(federation_id, "a", cidr="127.0.0.0/8")
-    assert _with_key(coordinator, here, Ed25519PrivateKey.generate()).status_code == 201
+    bound = coordinator.enrolment_token(federation_id, "a", cidr="127.0.0.0/8")
+    assert _with_key(coordinator, bound, Ed25519PrivateKey.generate()).status_code == 201
     path = f"/v1/federations/{federation_id}/enrolment-tokens"
     wrong = coordinator.admin.post(path, json={"client_name": "b", "cidr": "10.0.0.1/8"})
     assert (wrong.status_code, wrong.json()["field"]) == (422, "cidr")
@@ -137,10 +137,10 @@ def test_client_addresses_come_only_from_trusted_proxies(
 ) -> None:
     def ask(served: Served) -> int:
         token = served.enrolment_token(served.federation(), "a", cidr="192.0.2.0/24")
-        anyone = served.http()
-        anyone.headers["X-Forwarded-For"] = "203.0.113.9, 192.0.2.7"
-        request = enrolment(anyone, token, "a", Ed25519PrivateKey.generate())
-        return anyone.post("/v1/enrolments", json=request).status_code
+        anonymous = served.http()
+        anonymous.headers["X-Forwarded-For"] = "203.0.113.9, 192.0.2.7"
+        request = enrolment(anonymous, token, "a", Ed25519PrivateKey.generate())
+        return anonymous.post("/v1/enrolments", json=request).status_code
 
     assert ask(serve(fresh_database("sqlite"))) == 401
     assert ask(serve(fresh_database("sqlite"), trusted_proxies="127.0.0.1")) == 201
@@ -163,19 +163,19 @@ def test_a_replaced_unused_token_ends(
     path = f"/v1/federations/{federation_id}/enrolment-tokens"
     lost = coordinator.enrolment_token(federation_id, "a")
     request = {"client_name": "a", "replace": True}
-    made = coordinator.admin.post(path, json=request)
-    assert made.status_code == 201
+    created = coordinator.admin.post(path, json=request)
+    assert created.status_code == 201
     key = Ed25519PrivateKey.generate()
     refused = _with_key(coordinator, lost, key)
     assert (refused.status_code, slug(refused)) == (401, "enrolment-token-invalid")
-    assert _with_key(coordinator, made.json()["token"], key).status_code == 201
-    taken = coordinator.admin.post(path, json=request)
-    assert (taken.status_code, slug(taken)) == (409, "client-name-taken")
+    assert _with_key(coordinator, created.json()["token"], key).status_code == 201
+    replaced = coordinator.admin.post(path, json=request)
+    assert (replaced.status_code, slug(replaced)) == (409, "client-name-taken")
     pages = {"after": "0", "limit": 100}
     ended: list[str] = []
     while pages["after"]:
         page = coordinator.admin.get("/v1/audit", params=pages).json()
-        ended += [one["subject"] for one in page["items"] if one["event"] == "enrolment-token-ended"]
+        ended += [entry["subject"] for entry in page["items"] if entry["event"] == "enrolment-token-ended"]
         pages["after"] = page["next"]
     assert ended.count(f"enr_{read(lost).id}") == 1
 

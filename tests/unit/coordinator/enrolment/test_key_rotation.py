@@ -37,14 +37,14 @@ def test_both_keys_are_valid_during_the_overlap(coordinator: Served, silo: Silo)
     assert renewed.get("/v1/me").status_code == 200
     links = renewed.get(f"/v1/federations/{silo.federation_id}/roster").json()["items"]
     assert [link["event"] for link in links] == ["enrolled", "rotated"]
-    said = rotation_statement(
+    statement = rotation_statement(
         federation_id=silo.federation_id,
         client_id=silo.client_id,
         old_key=links[0]["public_key"],
         public_key=links[1]["public_key"],
     )
     key = public_key(name_of(silo.key))
-    assert is_signed("tessera-rotation-v1", said, links[1]["endorsement"], key)
+    assert is_signed("tessera-rotation-v1", statement, links[1]["endorsement"], key)
 
 
 def test_the_old_key_ends_immediately_without_overlap(coordinator: Served, silo: Silo) -> None:
@@ -159,7 +159,7 @@ def test_a_rotation_without_both_signatures_is_refused(coordinator: Served, silo
 
 
 def test_a_rotation_to_another_clients_key_is_refused(coordinator: Served, silo: Silo) -> None:
-    other = coordinator.enrol(coordinator.federation(), "b")
-    refused = silo.http.put("/v1/me/key", json=rotation(silo, other.key))
+    stranger = coordinator.enrol(coordinator.federation(), "b")
+    refused = silo.http.put("/v1/me/key", json=rotation(silo, stranger.key))
     assert (refused.status_code, slug(refused)) == (422, "weak-public-key")
-    assert other.http.get("/v1/me").json()["client_id"] == other.client_id
+    assert stranger.http.get("/v1/me").json()["client_id"] == stranger.client_id

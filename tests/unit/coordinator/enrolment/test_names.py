@@ -29,9 +29,13 @@ def request_token(served: Served, federation_id: str, name: str, **request: obje
 def test_a_client_name_is_taken_in_all_spellings(coordinator: Served, name: str, how: str) -> None:
     federation_id = coordinator.federation()
     coordinator.enrol(federation_id, "scope")
-    taken = request_token(coordinator, federation_id, name)
-    assert (taken.status_code, slug(taken), taken.json()["taken"]) == (409, "client-name-taken", "scope")
-    assert f"the name {how} 'scope', which is in use" in taken.json()["detail"]
+    refused = request_token(coordinator, federation_id, name)
+    assert (refused.status_code, slug(refused), refused.json()["taken"]) == (
+        409,
+        "client-name-taken",
+        "scope",
+    )
+    assert f"the name {how} 'scope', which is in use" in refused.json()["detail"]
     assert request_token(coordinator, coordinator.federation(), name).status_code == 201
 
 
@@ -52,7 +56,7 @@ def test_an_unused_token_of_another_spelling_is_replaced(coordinator: Served) ->
 def test_malformed_names_are_refused_on_all_routes(coordinator: Served, name: str) -> None:
     federation_id = coordinator.federation()
     tokens = f"/v1/federations/{federation_id}/enrolment-tokens"
-    anyone, token = coordinator.http(), coordinator.enrolment_token(federation_id, "a")
+    anonymous, token = coordinator.http(), coordinator.enrolment_token(federation_id, "a")
     plan = {"name": name, "strategy": {"name": "fedavg"}}
     requests: list[tuple[httpx.Client, str, dict[str, object], str]] = [
         (coordinator.admin, tokens, {"client_name": name}, "client_name"),
@@ -60,7 +64,12 @@ def test_malformed_names_are_refused_on_all_routes(coordinator: Served, name: st
         (coordinator.admin, tokens, {"client_name": "b", "organisation": name}, "organisation"),
         (coordinator.admin, "/v1/federations", plan, "name"),
         (coordinator.admin, "/v1/tokens", {"role": "auditor", "name": name}, "name"),
-        (anyone, "/v1/enrolments", enrolment(anyone, token, name, Ed25519PrivateKey.generate()), "name"),
+        (
+            anonymous,
+            "/v1/enrolments",
+            enrolment(anonymous, token, name, Ed25519PrivateKey.generate()),
+            "name",
+        ),
     ]
     for http, path, body, field in requests:
         answer = http.post(path, json=body)
@@ -106,6 +115,6 @@ def test_concurrent_token_names_get_one_spelling(coordinator: Served) -> None:
     assert {slug(answer) for answer in answers if answer.status_code != 201} == {"name-looks-alike"}
     for token in created:
         assert coordinator.admin.delete(f"/v1/tokens/{token['id']}").status_code == 204
-    other = next(spelling for spelling in spellings if spelling != created[0]["name"])
-    answer = coordinator.admin.post("/v1/tokens", json={"role": "auditor", "name": other})
+    loser = next(spelling for spelling in spellings if spelling != created[0]["name"])
+    answer = coordinator.admin.post("/v1/tokens", json={"role": "auditor", "name": loser})
     assert answer.status_code == 201, "a revoked token uses no name"

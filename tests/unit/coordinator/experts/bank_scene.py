@@ -76,10 +76,10 @@ class BankScene:
             assert (manifest.expert, manifest.round) == (expert, revision)
             return {name: envelope.read_float32(name) for name in LAYOUT}
 
-    def run_round(self, number: int, learnt: Sequence[MemberUpdate]) -> dict[str, Any]:
+    def run_round(self, number: int, changes: Sequence[MemberUpdate]) -> dict[str, Any]:
         """Train, count and sum all silos; return the published round."""
         members = []
-        for silo, result in zip(self.silos, learnt, strict=True):
+        for silo, result in zip(self.silos, changes, strict=True):
             content, memberships = self._encode(silo, number, result)
             request = SumInput.from_bytes(content, ()).ready
             ready = silo.http.put(
@@ -107,9 +107,9 @@ class BankScene:
         assert answer.status_code == 200, answer.text
         return dict(answer.json())
 
-    def _encode(self, silo: Silo, number: int, learnt: MemberUpdate) -> tuple[bytes, frozenset[str]]:
+    def _encode(self, silo: Silo, number: int, change: MemberUpdate) -> tuple[bytes, frozenset[str]]:
         served, index, base = self.begin(silo, number)
-        trained = {name: values + np.float32(self._change(name, learnt)) for name, values in served.items()}
+        trained = {name: values + np.float32(self._change(name, change)) for name, values in served.items()}
         layout = bank_layout(LAYOUT, [entry.expert for entry in index.experts])
         groups = counted_groups(sorted({segment_of(name) for name in layout}))
         summed = self.plan.privacy.secure_sum
@@ -125,29 +125,29 @@ class BankScene:
             base=base,
             groups=groups,
             bank=index,
-            responsibilities={learnt.expert: learnt.responsibility},
-            rejects=learnt.rejects,
+            responsibilities={change.expert: change.responsibility},
+            rejects=change.rejects,
         )
-        memberships = {f"x{learnt.expert}"} | ({"reject"} if learnt.rejects else set())
+        memberships = {f"x{change.expert}"} | ({"reject"} if change.rejects else set())
         return result.encode(number), frozenset(memberships)
 
     @staticmethod
-    def _change(name: str, learnt: MemberUpdate) -> float:
-        if name.startswith(f"x{learnt.expert}."):
-            return learnt.change
-        return 0.0 if name.startswith("x") else learnt.shared
+    def _change(name: str, change: MemberUpdate) -> float:
+        if name.startswith(f"x{change.expert}."):
+            return change.change
+        return 0.0 if name.startswith("x") else change.shared
 
 
 def bank_scene(served: Served, clients: int, **options: Any) -> BankScene:
     """Start a federation with two experts that are chosen from the first round on."""
     summed = {"masking": "none", "minimum": 3, "clip": 2.0}
     quick = {"experts": 2, "explore_rounds": 0, "grace": 0, "birth_patience": 1, "birth_cooldown": 0}
-    wanted = plan(
+    bank_plan = plan(
         privacy={"secure_sum": summed},
         rounds={"total": 6, "min_clients": clients, "quorum": clients},
         strategy={"name": "fed_vemoe", "options": {**quick, **options}},
     )
-    federation_id, silos = running(served, clients, **wanted)
+    federation_id, silos = running(served, clients, **bank_plan)
     shown = served.admin.get(f"/v1/federations/{federation_id}").json()["plan"]
     return BankScene(served, federation_id, silos, FederationPlan.model_validate(shown))
 

@@ -34,14 +34,14 @@ def events(scene: BankScene) -> list[tuple[str, int, int | None]]:
 @pytest.mark.slow
 def test_experts_change_only_with_enough_members(coordinator: Served) -> None:
     scene = bank_scene(coordinator, 5, **OF_NEITHER)
-    learnt = [
+    changes = [
         MemberUpdate(1, 0.4, 0.1),
         MemberUpdate(1, 0.2, 0.1),
         MemberUpdate(1, 0.6, 0.1),
         MemberUpdate(2, 1.0, 0.3),
         MemberUpdate(2, 1.0, 0.4),
     ]
-    scene.run_round(1, learnt)
+    scene.run_round(1, changes)
     assert summed_groups(scene) == {"x1"}
     state, index, _ = scene.begin(scene.silos[0], 2)
     assert fills(state, 0) == pytest.approx(0.2, abs=TOLERANCE)
@@ -95,10 +95,10 @@ def test_a_newborn_is_the_mean_change_of_rejecters(coordinator: Served) -> None:
 def test_changes_of_rejecters_are_summed_only_at_births(coordinator: Served) -> None:
     """Row 16: a change of theirs in every round would double what all members send of the shared expert."""
     scene = bank_scene(coordinator, 6, **OF_NEITHER, birth_patience=2)
-    learnt = [*[MemberUpdate(1, 0.3)] * 3, *[MemberUpdate(2, 0.1, 0.5, rejects=True)] * 3]
+    changes = [*[MemberUpdate(1, 0.3)] * 3, *[MemberUpdate(2, 0.1, 0.5, rejects=True)] * 3]
     summed = []
     for number in (1, 2):
-        scene.run_round(number, learnt)
+        scene.run_round(number, changes)
         summed.append("new" in summed_groups(scene))
     assert summed == [False, True]
     assert events(scene) == [("born", 3, 0)]

@@ -34,9 +34,9 @@ def play_round(
     likeness: object = unlike,
 ) -> Outcome:
     """Take a round through the registry: the change of rejecters is summed when a birth is due."""
-    told = counts(users, rejects, members)
+    counted = counts(users, rejects, members)
     summed = {expert: float(count) for expert, count in users.items() if count >= rules.k_min}
-    sums = RoundSums(told, summed, is_birth_due(bank, rules, told, 0, number))
+    sums = RoundSums(counted, summed, is_birth_due(bank, rules, counted, 0, number))
     return after_round(bank, rules, sums, number, likeness)  # type: ignore[arg-type]
 
 
@@ -101,16 +101,16 @@ def test_births_stop_at_k_max_and_wait_between() -> None:
 
 def test_changes_of_rejecters_are_summed_for_due_births() -> None:
     """Row 16: asked for in every round it would double what is sent of the shared expert."""
-    bank, told = new_bank(2, RULES, 0), counts({1: 7, 2: 7}, rejects=5)
-    assert not is_birth_due(bank, RULES, told, 0, 9)
+    bank, counted = new_bank(2, RULES, 0), counts({1: 7, 2: 7}, rejects=5)
+    assert not is_birth_due(bank, RULES, counted, 0, 9)
     patient = replace(bank, rejected=1)
-    assert is_birth_due(patient, RULES, told, 0, 9)
-    assert is_birth_due(patient, RULES, told, 2, 9)
-    assert not is_birth_due(patient, RULES, told, 3, 9)  # row 6: those who were lost may be the rejecters
+    assert is_birth_due(patient, RULES, counted, 0, 9)
+    assert is_birth_due(patient, RULES, counted, 2, 9)
+    assert not is_birth_due(patient, RULES, counted, 3, 9)  # row 6: those who were lost may be the rejecters
     assert not is_birth_due(patient, RULES, counts({1: 7}, rejects=2), 0, 9)
-    assert not is_birth_due(replace(patient, last_birth=6), RULES, told, 0, 9)
-    assert is_birth_due(replace(patient, last_birth=5), RULES, told, 0, 9)
-    assert not is_birth_due(patient, replace(RULES, k_max=2), told, 0, 9)
+    assert not is_birth_due(replace(patient, last_birth=6), RULES, counted, 0, 9)
+    assert is_birth_due(replace(patient, last_birth=5), RULES, counted, 0, 9)
+    assert not is_birth_due(patient, replace(RULES, k_max=2), counted, 0, 9)
 
 
 def test_a_birth_needs_the_change_of_rejecters() -> None:

@@ -96,11 +96,11 @@ def test_rounds_begin_with_the_newest_earlier_revisions(database: Database) -> N
     stored = {place: revise(database, *place) for place in ((1, 0), (2, 0), (1, 2), (2, 3))}
     with database.read() as session:
         newest = {until: store.revisions(session, FEDERATION, until) for until in (0, 2, 9)}
-    found = {
+    states = {
         until: {expert: revision.payload_id for expert, revision in of.items()}
         for until, of in newest.items()
     }
-    assert found == {
+    assert states == {
         0: {1: stored[1, 0], 2: stored[2, 0]},
         2: {1: stored[1, 2], 2: stored[2, 0]},
         9: {1: stored[1, 2], 2: stored[2, 3]},

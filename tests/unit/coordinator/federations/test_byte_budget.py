@@ -15,7 +15,7 @@ SERVED = {"reference": "served", "density": 0.5, "values": "int8"}
 
 
 @pytest.mark.parametrize(
-    ("recipe", "budget", "told"),
+    ("recipe", "budget", "error"),
     [
         ("dense", 160, "f16 would do, with 80"),
         ("f16", 80, "int8_own_last would do, with 48"),
@@ -23,19 +23,19 @@ SERVED = {"reference": "served", "density": 0.5, "values": "int8"}
     ],
 )
 def test_plans_with_an_impossible_byte_budget_are_refused(
-    coordinator: Served, recipe: str, budget: int, told: str
+    coordinator: Served, recipe: str, budget: int, error: str
 ) -> None:
     plan = {"name": "x", "strategy": {"name": "fedavg"}, "adapter": PQ}
     wire = {"recipe": recipe, "max_bytes": budget - 1}
     refused = coordinator.admin.post("/v1/federations", json=plan | {"wire": wire})
     assert (refused.status_code, refused.json()["field"]) == (422, "wire.max_bytes")
-    assert told in refused.json()["detail"]
+    assert error in refused.json()["detail"]
     enough = wire | {"max_bytes": budget}
     assert coordinator.admin.post("/v1/federations", json=plan | {"wire": enough}).status_code == 201
 
 
 @pytest.mark.parametrize(
-    ("strategy", "recipe", "budget", "told"),
+    ("strategy", "recipe", "budget", "error"),
     [
         ("fedavg", "dense", 4 * 2800, "f16 would do, with 5600"),
         ("fedsa_lora", "dense", 4 * 1600, "f16 would do, with 3200"),  # A alone travels
@@ -45,14 +45,14 @@ def test_plans_with_an_impossible_byte_budget_are_refused(
     ],
 )
 def test_silos_above_the_byte_budget_are_not_enrolled(
-    coordinator: Served, strategy: str, recipe: Any, budget: int, told: str
+    coordinator: Served, strategy: str, recipe: Any, budget: int, error: str
 ) -> None:
     wire = {"recipe": recipe, "max_bytes": budget - 1}
     federation_id = coordinator.federation(strategy={"name": strategy}, adapter=LORA, wire=wire)
     token = coordinator.enrolment_token(federation_id, "one")
     refused = coordinator.try_enrol(token, "one", shapes=SHAPES)
     assert (refused.status_code, refused.json()["field"]) == (422, "profile.shapes")
-    assert told in refused.json()["detail"]
+    assert error in refused.json()["detail"]
 
 
 @pytest.mark.parametrize(

@@ -110,13 +110,13 @@ def test_claims_follow_from_identity_roster_sketches_and_guard(
 
 
 def test_a_federation_is_shown_with_its_claims(coordinator: Served) -> None:
-    wanted = {"name": "a", "strategy": {"name": "fedmosaic"}, "signature": {"dp": {"epsilon": 1}}}
-    shown = coordinator.admin.post("/v1/federations", json=wanted).json()
+    body = {"name": "a", "strategy": {"name": "fedmosaic"}, "signature": {"dp": {"epsilon": 1}}}
+    shown = coordinator.admin.post("/v1/federations", json=body).json()
     assert shown["claims"] == federation_claims(open_plan(FederationPlan.model_validate(shown["plan"])))
 
 
 @pytest.mark.parametrize(
-    ("counted", "said"),
+    ("counted", "sentences"),
     [
         (UpdateCounts(0, 0), []),
         (UpdateCounts(1, 0), ["The only update does not report the privacy cost of its client's sketches."]),
@@ -133,18 +133,18 @@ def test_a_federation_is_shown_with_its_claims(coordinator: Served) -> None:
     ],
     ids=["no update yet", "the only one does not", "the only one does", "none does", "one does", "all do"],
 )
-def test_round_claims_state_epsilon_of_private_sketches(counted: UpdateCounts, said: list[str]) -> None:
+def test_round_claims_state_epsilon_of_private_sketches(counted: UpdateCounts, sentences: list[str]) -> None:
     plan = federation_plan(signature={"dp": {"epsilon": 4}})
     more = " ".join(round_claims(open_plan(plan), counted)[len(federation_claims(open_plan(plan))) :])
-    assert bool(more) == bool(said)
-    assert all(fragment in more for fragment in said), more
+    assert bool(more) == bool(sentences)
+    assert all(fragment in more for fragment in sentences), more
 
 
 def test_round_claims_count_signed_and_bearer_updates(coordinator: Served) -> None:
     federation_id, silos = running(coordinator, **PLAN | {"privacy": {"allow_bearer_clients": True}})
     request = {"token": coordinator.enrolment_token(federation_id, "b"), "name": "b", "profile": PROFILE}
-    made = coordinator.http().post("/v1/enrolments", json=request).json()
-    bearer = Silo(made["client_id"], federation_id, silos[0].key, coordinator.http(made["credential"]))
+    created = coordinator.http().post("/v1/enrolments", json=request).json()
+    bearer = Silo(created["client_id"], federation_id, silos[0].key, coordinator.http(created["credential"]))
     for silo in (*silos, bearer):
         assert try_join(silo, 1).status_code == 200
     before = _claims(coordinator, federation_id)
@@ -162,8 +162,8 @@ def test_round_claims_count_signed_and_bearer_updates(coordinator: Served) -> No
 
 
 def _claims(coordinator: Served, federation_id: str) -> list[str]:
-    found: list[str] = coordinator.admin.get(f"/v1/federations/{federation_id}/rounds/1").json()["claims"]
-    return found
+    claims: list[str] = coordinator.admin.get(f"/v1/federations/{federation_id}/rounds/1").json()["claims"]
+    return claims
 
 
 SEEN = {
@@ -202,8 +202,8 @@ def test_claims_of_secure_sums_follow_their_options(roster: str, masking: str, s
     assert len(claims) == len(allowed)
     assert all(fragment in claim for fragment, claim in zip(allowed, claims, strict=True)), claims
     assert round_claims(open_plan(plan), UpdateCounts(0, 0)) == claims
-    told = round_claims(open_plan(plan), UpdateCounts(6, 0))[len(claims) :]
-    assert told == [
+    added = round_claims(open_plan(plan), UpdateCounts(6, 0))[len(claims) :]
+    assert added == [
         "6 members are ready for the sum of this round or in it; all but one of them together can compute "
         "what the remaining one sent."
     ]
@@ -211,7 +211,7 @@ def test_claims_of_secure_sums_follow_their_options(roster: str, masking: str, s
 
 
 @pytest.mark.parametrize(
-    ("strategy", "told"),
+    ("strategy", "sentence"),
     [
         ("fedsa_lora", "changes of A that"),
         ("ffa_lora", "changes of B that"),
@@ -219,9 +219,9 @@ def test_claims_of_secure_sums_follow_their_options(roster: str, masking: str, s
         ("fed_vemoe", "one bank of experts"),
     ],
 )
-def test_claims_of_secure_sums_name_the_summed_part(strategy: str, told: str) -> None:
+def test_claims_of_secure_sums_name_the_summed_part(strategy: str, sentence: str) -> None:
     plan = federation_plan(strategy, privacy={"secure_sum": {}})
-    assert told in federation_claims(open_plan(plan))[4]
+    assert sentence in federation_claims(open_plan(plan))[4]
 
 
 @pytest.mark.parametrize(

@@ -45,32 +45,32 @@ def _parsed(lines: Iterator[str]) -> Iterator[dict[str, Any]]:
 
 def test_people_receive_events_of_enrolment_and_revocation(coordinator: Served) -> None:
     federation_id = coordinator.federation()
-    with following(coordinator.admin, federation_id) as seen:
+    with following(coordinator.admin, federation_id) as events:
         silo = coordinator.enrol(federation_id, "a")
-        came = next(seen)
+        came = next(events)
         assert (came["id"], came["event"]) == ("1", "client")
         assert came["data"]["client_id"] == silo.client_id
         assert came["data"]["state"] == "enrolled"
         coordinator.http("admin-token-of-the-tests").delete(
             f"/v1/federations/{federation_id}/clients/{silo.client_id}"
         )
-        gone = next(seen)
+        gone = next(events)
         assert (gone["id"], gone["data"]["state"]) == ("2", "revoked")
 
 
 def test_a_stream_resumes_after_last_event_id(coordinator: Served) -> None:
     federation_id = coordinator.federation()
     ids = [coordinator.enrol(federation_id, name).client_id for name in ("a", "b", "c")]
-    with following(coordinator.admin, federation_id, last=1) as seen:
-        assert [next(seen)["data"]["client_id"] for _ in range(2)] == ids[1:]
+    with following(coordinator.admin, federation_id, last=1) as events:
+        assert [next(events)["data"]["client_id"] for _ in range(2)] == ids[1:]
 
 
 def test_clients_receive_no_events_of_other_clients(coordinator: Served) -> None:
     federation_id = coordinator.federation(rounds={"min_clients": 1})
     one, two = coordinator.enrol(federation_id, "a"), coordinator.enrol(federation_id, "b")
     coordinator.start_federation(federation_id)
-    with following(two.http, federation_id, last=0) as seen:
-        first, second = next(seen), next(seen)
+    with following(two.http, federation_id, last=0) as events:
+        first, second = next(events), next(events)
     assert first["data"]["client_id"] == two.client_id
     assert second["event"] == "round"
     assert second["data"]["round"] == 1
@@ -80,28 +80,28 @@ def test_clients_receive_no_events_of_other_clients(coordinator: Served) -> None
 def test_a_revoked_clients_stream_ends(coordinator: Served) -> None:
     federation_id = coordinator.federation()
     silo = coordinator.enrol(federation_id, "a")
-    with following(silo.http, federation_id) as seen:
+    with following(silo.http, federation_id) as events:
         coordinator.admin.delete(f"/v1/federations/{federation_id}/clients/{silo.client_id}")
-        assert list(seen) == []
+        assert list(events) == []
 
 
 def test_a_stream_ends_with_its_clients_key(coordinator: Served) -> None:
     silo = coordinator.enrol(coordinator.federation(), "a")
     new = Ed25519PrivateKey.generate()
-    with following(silo.http, silo.federation_id) as seen:
+    with following(silo.http, silo.federation_id) as events:
         request = rotation(silo, new, overlap_seconds=0)
         assert coordinator.signing(silo.key).put("/v1/me/key", json=request).status_code == 200
-        assert list(seen) == []
-    with following(coordinator.signing(new), silo.federation_id, last=0) as seen:
-        assert next(seen)["data"]["client_id"] == silo.client_id
+        assert list(events) == []
+    with following(coordinator.signing(new), silo.federation_id, last=0) as events:
+        assert next(events)["data"]["client_id"] == silo.client_id
 
 
 def test_a_stream_ends_with_its_callers_token(coordinator: Served) -> None:
     federation_id = coordinator.federation()
-    made = coordinator.admin.post("/v1/tokens", json={"role": "auditor", "name": "leaving"}).json()
-    with following(coordinator.http(made["token"]), federation_id) as seen:
-        assert coordinator.http(ADMIN_TOKEN).delete(f"/v1/tokens/{made['id']}").status_code == 204
-        assert list(seen) == []
+    created = coordinator.admin.post("/v1/tokens", json={"role": "auditor", "name": "leaving"}).json()
+    with following(coordinator.http(created["token"]), federation_id) as events:
+        assert coordinator.http(ADMIN_TOKEN).delete(f"/v1/tokens/{created['id']}").status_code == 204
+        assert list(events) == []
 
 
 @pytest.mark.parametrize("last", ["-1", "one", "9" * 30])
@@ -121,16 +121,17 @@ def test_events_are_numbered_in_order_of_commits(database: Database) -> None:
             with database.write() as session:
                 event_log.append(session, federation_id, "round", {"thread": threading.get_ident()})
 
-    seen: list[int] = []
+    numbers: list[int] = []
     threads = [threading.Thread(target=write) for _ in range(4)]
     for thread in threads:
         thread.start()
-    while any(thread.is_alive() for thread in threads) or len(seen) < 20:
+    while any(thread.is_alive() for thread in threads) or len(numbers) < 20:
         with database.read() as session:
-            seen += [
-                event.number for event in event_log.since(session, federation_id, seen[-1] if seen else 0)
+            numbers += [
+                event.number
+                for event in event_log.since(session, federation_id, numbers[-1] if numbers else 0)
             ]
-    assert seen == list(range(1, 21))
+    assert numbers == list(range(1, 21))
 
 
 def test_a_rolled_back_event_leaves_no_gap(database: Database) -> None:

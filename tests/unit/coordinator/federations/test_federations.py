@@ -6,10 +6,10 @@ from tests.scene.coordinator import Served, slug
 
 
 def test_plans_are_stored_with_their_defaults(coordinator: Served) -> None:
-    wanted = {"name": "clinics", "strategy": {"name": "fedmosaic"}}
-    made = coordinator.admin.post("/v1/federations", json=wanted)
-    assert made.status_code == 201
-    federation = made.json()
+    body = {"name": "clinics", "strategy": {"name": "fedmosaic"}}
+    created = coordinator.admin.post("/v1/federations", json=body)
+    assert created.status_code == 201
+    federation = created.json()
     assert federation["state"] == "open"
     assert federation["round"] is None
     assert federation["clients"] == {"enrolled": 0, "revoked": 0}
@@ -96,20 +96,20 @@ def test_refusals_do_not_repeat_the_request(coordinator: Served) -> None:
 
 @pytest.mark.slow
 def test_pages_list_all_federations_once(coordinator: Served) -> None:
-    made = {coordinator.federation() for _ in range(5)}
-    seen: list[str] = []
+    created = {coordinator.federation() for _ in range(5)}
+    listed_ids: list[str] = []
     cursor: str | None = None
     while True:
         query = {"limit": "2"} | ({"after": cursor} if cursor else {})
         page = coordinator.admin.get("/v1/federations", params=query).json()
         assert len(page["items"]) <= 2
-        seen += [item["id"] for item in page["items"]]
+        listed_ids += [item["id"] for item in page["items"]]
         cursor = page["next"]
         if cursor is None:
             break
-    assert len(seen) == len(set(seen))
-    assert made <= set(seen)
-    assert seen == sorted(seen)
+    assert len(listed_ids) == len(set(listed_ids))
+    assert created <= set(listed_ids)
+    assert listed_ids == sorted(listed_ids)
 
 
 @pytest.mark.parametrize("path", ["fed_none", "a%00b", "..", "%F0%9F%98%80", "x" * 300])

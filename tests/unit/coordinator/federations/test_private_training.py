@@ -33,20 +33,20 @@ def private_plan(name: str, **changes: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", strategy_names())
 def test_strategies_that_noise_does_not_cover_are_refused(coordinator: Served, name: str) -> None:
-    made = coordinator.admin.post("/v1/federations", json=private_plan(name))
+    created = coordinator.admin.post("/v1/federations", json=private_plan(name))
     if name in ONLY_STEPS:
-        assert made.status_code == 201, made.text
-        assert made.json()["plan"]["privacy"]["training"]["steps"] == 11 * 20
+        assert created.status_code == 201, created.text
+        assert created.json()["plan"]["privacy"]["training"]["steps"] == 11 * 20
         return
-    assert (made.status_code, slug(made)) == (422, "validation")
-    if made.json()["field"] != "adapter.kind":
-        assert made.json()["field"] == "privacy.training"
+    assert (created.status_code, slug(created)) == (422, "validation")
+    if created.json()["field"] != "adapter.kind":
+        assert created.json()["field"] == "privacy.training"
 
 
 def test_private_training_refuses_distillation(coordinator: Served) -> None:
     strategy = {"name": "fedmosaic", "options": {"distil": {"texts": 8}}}
-    made = coordinator.admin.post("/v1/federations", json=private_plan("fedmosaic", strategy=strategy))
-    assert (made.status_code, made.json()["field"]) == (422, "privacy.training")
+    created = coordinator.admin.post("/v1/federations", json=private_plan("fedmosaic", strategy=strategy))
+    assert (created.status_code, created.json()["field"]) == (422, "privacy.training")
 
 
 def test_agents_without_private_training_are_refused(coordinator: Served) -> None:

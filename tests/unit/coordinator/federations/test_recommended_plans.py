@@ -50,19 +50,19 @@ def test_plan_without_a_known_strategy_stays(plan: dict[str, Any]) -> None:
 
 def test_own_fields_stay_beside_recommended_ones(coordinator: Served, tmp_path: Path) -> None:
     plan = _plan(strategy={"name": "fed_vemoe"}, rounds={"total": 3}, training={"steps": 7})
-    made = coordinator.admin.post(CREATE, json=plan).json()["plan"]
-    assert (made["rounds"]["total"], made["rounds"]["min_clients"]) == (3, 5)
-    assert (made["training"]["steps"], made["training"]["schedule"]) == (7, "linear")
-    assert made["privacy"]["secure_sum"]["minimum"] == 5
+    created = coordinator.admin.post(CREATE, json=plan).json()["plan"]
+    assert (created["rounds"]["total"], created["rounds"]["min_clients"]) == (3, 5)
+    assert (created["training"]["steps"], created["training"]["schedule"]) == (7, "linear")
+    assert created["privacy"]["secure_sum"]["minimum"] == 5
     file = tmp_path / "plan.json"
     file.write_text(json.dumps(plan))
-    assert Operator(coordinator).json("federation", "create", "--plan", str(file))["plan"] == made
+    assert Operator(coordinator).json("federation", "create", "--plan", str(file))["plan"] == created
 
 
 def test_route_without_the_parameter_has_a_plans_defaults(coordinator: Served) -> None:
-    made = coordinator.admin.post("/v1/federations", json=_plan()).json()["plan"]
-    assert made == json.loads(FederationPlan.model_validate(_plan()).model_dump_json()) | {
-        "strategy": made["strategy"]
+    created = coordinator.admin.post("/v1/federations", json=_plan()).json()["plan"]
+    assert created == json.loads(FederationPlan.model_validate(_plan()).model_dump_json()) | {
+        "strategy": created["strategy"]
     }
 
 
@@ -88,11 +88,11 @@ def test_name_and_option_are_refused_together(coordinator: Served) -> None:
 
 def test_strategies_are_listed_with_description_and_plan(coordinator: Served) -> None:
     listed = coordinator.person("auditor").get("/v1/strategies").json()["items"]
-    assert [one["name"] for one in listed] == list(strategy_names())
-    for one in listed:
-        assert one["summary"].endswith("."), one["name"]
-        made = coordinator.admin.post(CREATE, json=_plan(strategy={"name": one["name"]})).json()["plan"]
-        assert one["plan"] | {"name": "x"} == made
+    assert [entry["name"] for entry in listed] == list(strategy_names())
+    for entry in listed:
+        assert entry["summary"].endswith("."), entry["name"]
+        created = coordinator.admin.post(CREATE, json=_plan(strategy={"name": entry["name"]})).json()["plan"]
+        assert entry["plan"] | {"name": "x"} == created
 
 
 def test_a_broken_package_leaves_the_other_strategies_listed(

@@ -16,8 +16,8 @@ LORA = {"kind": "lora", "rank": 2, "roles": ["q"]}
 
 def create_federation(served: Served, summed: dict[str, Any] | None = None, **plan: Any) -> Any:
     privacy = {"secure_sum": summed or {}} | plan.pop("privacy", {})
-    wanted = {"name": "a", "strategy": {"name": "fedavg"}, "rounds": ROUNDS, "privacy": privacy} | plan
-    return served.admin.post("/v1/federations", json=wanted)
+    body = {"name": "a", "strategy": {"name": "fedavg"}, "rounds": ROUNDS, "privacy": privacy} | plan
+    return served.admin.post("/v1/federations", json=body)
 
 
 @pytest.mark.parametrize(
@@ -27,9 +27,9 @@ def create_federation(served: Served, summed: dict[str, Any] | None = None, **pl
 def test_summable_plans_are_stored_with_dense_updates(
     coordinator: Served, strategy: str, adapter: dict[str, Any]
 ) -> None:
-    made = create_federation(coordinator, strategy={"name": strategy}, adapter=adapter)
-    assert made.status_code == 201, made.text
-    stored = made.json()["plan"]
+    created = create_federation(coordinator, strategy={"name": strategy}, adapter=adapter)
+    assert created.status_code == 201, created.text
+    stored = created.json()["plan"]
     assert stored["privacy"]["secure_sum"]["minimum"] == 5
     assert FederationPlan.model_validate(stored).wire.recipe.is_dense
     plain = coordinator.admin.post("/v1/federations", json={"name": "b", "strategy": {"name": "fedavg"}})
@@ -85,14 +85,14 @@ def test_fields_incompatible_with_a_sum_are_refused(
 
 @pytest.mark.parametrize("recipe", ["int8", "int4"])
 def test_a_sum_may_be_published_as_a_difference(coordinator: Served, recipe: str) -> None:
-    made = create_federation(coordinator, wire={"recipe": "dense", "weights_recipe": recipe})
-    assert made.status_code == 201, made.text
-    assert made.json()["plan"]["wire"]["weights_recipe"] == recipe
+    created = create_federation(coordinator, wire={"recipe": "dense", "weights_recipe": recipe})
+    assert created.status_code == 201, created.text
+    assert created.json()["plan"]["wire"]["weights_recipe"] == recipe
 
 
 def test_a_small_sum_in_clear_is_allowed(coordinator: Served) -> None:
-    made = create_federation(coordinator, {"masking": "none", "minimum": 2}, rounds={"min_clients": 2})
-    assert made.status_code == 201, made.text
+    created = create_federation(coordinator, {"masking": "none", "minimum": 2}, rounds={"min_clients": 2})
+    assert created.status_code == 201, created.text
 
 
 def _assert_refused(answer: Any, field: str, detail: str) -> None:

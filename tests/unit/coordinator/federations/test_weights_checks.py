@@ -16,6 +16,6 @@ def test_base_deltas_are_served_exactly(coordinator: Served, strategy: str) -> N
     assert (answer.status_code, slug(answer)) == (422, "validation"), answer.text
     assert answer.json()["field"] == "wire.weights_recipe"
     assert "use dense" in answer.json()["detail"]
-    made = coordinator.admin.post("/v1/federations", json=body)
-    assert made.status_code == 201, made.text
-    assert made.json()["plan"]["wire"]["weights_recipe"] not in ("int8", "int4")
+    created = coordinator.admin.post("/v1/federations", json=body)
+    assert created.status_code == 201, created.text
+    assert created.json()["plan"]["wire"]["weights_recipe"] not in ("int8", "int4")

@@ -36,8 +36,8 @@ def url() -> Iterator[str]:
 
     @app.put("/body")
     def put(body: Annotated[ReceivedBody, Depends(_body)]) -> dict[str, str | int | None]:
-        seen = hashlib.sha256(body.file.read()).hexdigest()
-        assert body.digest == f"sha256:{seen}"
+        digest = hashlib.sha256(body.file.read()).hexdigest()
+        assert body.digest == f"sha256:{digest}"
         return {"digest": body.digest, "bytes": body.bytes, "encoding": body.encoding}
 
     server = uvicorn.Server(uvicorn.Config(app, port=0, log_config=None, access_log=False))

@@ -28,9 +28,9 @@ def test_the_final_mean_needs_all_final_scores(coordinator: Served) -> None:
         join(silo, 1)
         assert send_scores(silo, 1, scored({"loss": 1.0})) == (204, "")
     one_round(coordinator, federation_id, silos, 1, [1.0, 2.0, 3.0, 4.0])
-    kept, final = ({"loss": {"value": value, "count": 4}} for value in (1.0, 0.25))
+    kept_scores, final = ({"loss": {"value": value, "count": 4}} for value in (1.0, 0.25))
     for silo in silos:
-        assert member_mean(silos[0], 1) == kept, "one client's change of the mean would be its score"
+        assert member_mean(silos[0], 1) == kept_scores, "one client's change of the mean would be its score"
         assert send_scores(silo, 1, scored({"loss": 1.0}) | {"final": FINAL}) == (204, "")
     assert member_mean(silos[0], 1) == final
 

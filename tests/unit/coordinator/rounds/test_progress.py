@@ -34,8 +34,8 @@ def test_the_newest_report_is_shown_until_the_update(coordinator: Served) -> Non
     assert shown is not None
     assert shown.pop("at")
     assert shown == REPORT | {"step": 4}
-    own = silo.http.get(url(silo, 1)).json()["clients"]
-    assert [client["progress"]["step"] for client in own] == [4]
+    rows = silo.http.get(url(silo, 1)).json()["clients"]
+    assert [client["progress"]["step"] for client in rows] == [4]
     assert peer.http.get(url(peer, 1)).json()["clients"] == []
     assert coordinator.admin.get(url(silo, 1)).json()["claims"] == claims
     deliver(silo, 1, values(1.0))

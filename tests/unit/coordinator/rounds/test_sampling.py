@@ -27,8 +27,8 @@ NAMES = [f"client-{number}" for number in range(8)]
 
 
 def run_sampled(served: Served, sample: float, clients: int = 4, **rounds: Any) -> tuple[str, list[Silo]]:
-    wanted = {"total": 5, "min_clients": 1, "quorum": 1, "sample": sample} | rounds
-    return running(served, clients, **plan(rounds=wanted))
+    limits = {"total": 5, "min_clients": 1, "quorum": 1, "sample": sample} | rounds
+    return running(served, clients, **plan(rounds=limits))
 
 
 def drawn_clients(silos: list[Silo]) -> list[Silo]:
@@ -71,8 +71,8 @@ def test_a_sample_is_a_share_or_enough_clients(sample: Any) -> None:
 
 def test_a_share_of_one_leaves_the_plan_unchanged() -> None:
     body = {"name": "x", "strategy": {"name": "fedavg"}}
-    everybody = FederationPlan.model_validate(body | {"rounds": {"sample": 1.0}})
-    assert everybody.model_dump_json() == FederationPlan.model_validate(body).model_dump_json()
+    whole = FederationPlan.model_validate(body | {"rounds": {"sample": 1.0}})
+    assert whole.model_dump_json() == FederationPlan.model_validate(body).model_dump_json()
 
 
 def test_a_plan_with_a_pivot_refuses_sampling(coordinator: Served) -> None:
@@ -103,8 +103,8 @@ def test_clients_that_are_not_drawn_wait(coordinator: Served) -> None:
             assert (answer.status_code, answer.headers["Tessera-Not-Drawn"]) == (204, "1")
             refused = try_join(silo, 1)
             assert (refused.status_code, slug(refused)) == (409, "not-drawn")
-        own = silo.http.get(f"/v1/federations/{federation_id}/rounds/1").json()["sample"]["drawn"]
-        assert own == (names_of(coordinator, [silo]) if silo in taking else [])
+        drawn = silo.http.get(f"/v1/federations/{federation_id}/rounds/1").json()["sample"]["drawn"]
+        assert drawn == (names_of(coordinator, [silo]) if silo in taking else [])
     for number, silo in enumerate(taking):
         if number == 0:
             try_join(taking[1], 1)
@@ -130,9 +130,9 @@ def test_revoked_and_absent_clients_free_their_places(coordinator: Served) -> No
     federation_id, silos = run_sampled(coordinator, 1, clients=3)
     (first,) = drawn_clients(silos)
     assert coordinator.admin.delete(f"/v1/federations/{federation_id}/clients/{first.client_id}").is_success
-    rest = [silo for silo in silos if silo is not first]
-    (second,) = drawn_clients(rest)
-    (third,) = [silo for silo in rest if silo is not second]
+    others_drawn = [silo for silo in silos if silo is not first]
+    (second,) = drawn_clients(others_drawn)
+    (third,) = [silo for silo in others_drawn if silo is not second]
     with coordinator.database.write() as session:
         long_ago = database_time(session) - WILLING - timedelta(seconds=60)
         session.execute(
@@ -149,22 +149,22 @@ def test_revoked_and_absent_clients_free_their_places(coordinator: Served) -> No
 def test_is_drawn_agrees_with_the_whole_draw(
     database: Database, monkeypatch: pytest.MonkeyPatch, sample: float, joined: int
 ) -> None:
-    wanted = federation_plan(rounds={"min_clients": 1, "sample": sample})
+    sampled_plan = federation_plan(rounds={"min_clients": 1, "sample": sample})
     with database.write() as session:
-        federation = federations.create(session, wanted)
+        federation = federations.create(session, sampled_plan)
         now = database_time(session)
         row = rounds.open_round(session, federation.id, 1, now)
         # Every third client was never seen, or long ago; the last ones have joined.
-        seen = [now, now - 2 * WILLING, now - WILLING / 2, None, now, now, None, now]
+        last_seen = [now, now - 2 * WILLING, now - WILLING / 2, None, now, now, None, now]
         session.add_all(
             client_row(federation.id, name, now, last_seen_at=at)
-            for name, at in zip(NAMES, seen, strict=True)
+            for name, at in zip(NAMES, last_seen, strict=True)
         )
         session.flush()
         members = NAMES[8 - joined :]
         session.add_all(participation_row(row.id, name, "joined", now) for name in members)
         session.flush()
-        of_round = session, federation.id, row.id, 1, wanted, now
+        of_round = session, federation.id, row.id, 1, sampled_plan, now
         answers = {name: (is_drawn(*of_round, name), name in draw(*of_round, name).drawn) for name in NAMES}
         assert all(short == whole for short, whole in answers.values()), answers
         if joined < sample or sample == 0.5:

@@ -41,15 +41,15 @@ def test_admin_actions_are_audited_with_their_actor(served: Served) -> None:
     assert [silo.http.put("/v1/me/key", json=request).status_code for _ in range(2)] == [200, 200]
     for _ in range(2):
         assert served.admin.delete(f"/v1/federations/{federation_id}/clients/{client_id}").status_code == 204
-    made = served.admin.post("/v1/tokens", json={"role": "auditor", "name": "x"}).json()
+    created = served.admin.post("/v1/tokens", json={"role": "auditor", "name": "x"}).json()
     for _ in range(2):
-        assert served.admin.delete(f"/v1/tokens/{made['id']}").status_code == 204
+        assert served.admin.delete(f"/v1/tokens/{created['id']}").status_code == 204
     for order in ("start", "start", "pause", "start", "finish", "finish"):
         assert served.admin.post(f"/v1/federations/{federation_id}/{order}").status_code == 200
     enr = "enr_" + read(token).id
-    found = [(e["event"], e["actor"], e["subject"]) for e in entries(served)]
-    second = found[4][2]
-    assert found == [
+    actions = [(e["event"], e["actor"], e["subject"]) for e in entries(served)]
+    second = actions[4][2]
+    assert actions == [
         ("federation-created", "settings", federation_id),
         ("enrolment-token-made", "settings", enr),
         ("client-enrolled", enr, client_id),
@@ -58,8 +58,8 @@ def test_admin_actions_are_audited_with_their_actor(served: Served) -> None:
         ("client-enrolled", second, silo.client_id),
         ("client-key-replaced", silo.client_id, silo.client_id),
         ("client-revoked", "settings", client_id),
-        ("person-token-made", "settings", made["id"]),
-        ("person-token-revoked", "settings", made["id"]),
+        ("person-token-made", "settings", created["id"]),
+        ("person-token-revoked", "settings", created["id"]),
         ("federation-started", "settings", federation_id),
         ("federation-paused", "settings", federation_id),
         ("federation-started", "settings", federation_id),
@@ -75,12 +75,12 @@ def test_ids_have_names_outside_of_the_chain(served: Served) -> None:
     operator = served.person("operator")
     assert operator.post(f"/v1/federations/{federation_id}/start").status_code == 200
     page = served.admin.get("/v1/audit").json()
-    made, *_, started = page["items"]
+    creation, *_, started = page["items"]
     assert page["names"][federation_id] == {"name": "Klinik 1", "federation": None}
     assert page["names"][silo.client_id] == {"name": "cedar", "federation": "Klinik 1"}
     assert page["names"][started["actor"]] == {"name": "the operator", "federation": None}
     assert page["names"][page["items"][1]["subject"]] == {"name": "cedar", "federation": "Klinik 1"}
-    assert made["actor"] == "settings"
+    assert creation["actor"] == "settings"
     assert "settings" not in page["names"]
     shown = served.person("auditor").get("/v1/audit").json()["names"]
     assert shown[federation_id] == page["names"][federation_id]
@@ -88,9 +88,9 @@ def test_ids_have_names_outside_of_the_chain(served: Served) -> None:
     assert all("names" not in entry for entry in page["items"])
 
 
-def _is_chain(found: list[dict[str, Any]]) -> bool:
-    hashes = [None, *(hash_of(entry) for entry in found)]
-    return [entry["previous"] for entry in found] == hashes[:-1]
+def _is_chain(chain: list[dict[str, Any]]) -> bool:
+    hashes = [None, *(hash_of(entry) for entry in chain)]
+    return [entry["previous"] for entry in chain] == hashes[:-1]
 
 
 @pytest.mark.parametrize("order", ["start", "pause", "finish", "revoke"])
@@ -130,9 +130,9 @@ def test_the_audit_log_is_a_chain_despite_concurrency(served: Served) -> None:
     federation_id = served.federation()
     with ThreadPoolExecutor(6) as pool:
         list(pool.map(lambda number: served.enrolment_token(federation_id, f"c{number}"), range(12)))
-    found = entries(served)
-    assert [e["number"] for e in found] == list(range(1, 14))
-    assert _is_chain(found)
+    chain = entries(served)
+    assert [e["number"] for e in chain] == list(range(1, 14))
+    assert _is_chain(chain)
     page = served.admin.get("/v1/audit", params={"after": "10", "limit": 2}).json()
     assert [e["number"] for e in page["items"]] == [11, 12]
     assert page["next"] == "12"
@@ -160,5 +160,5 @@ def test_the_audit_command_detects_a_removed_entry(served: Served) -> None:
     assert "6 entries, chain intact" in audit()[1]
     with served.database.write() as session:
         session.execute(text("DELETE FROM audit WHERE number = 3"))
-    code, said = audit()
-    assert (code, "broken at entry 3" in said) == (1, True)
+    code, printed = audit()
+    assert (code, "broken at entry 3" in printed) == (1, True)

@@ -124,8 +124,8 @@ def test_replicas_replace_the_token_together(database: Database, tmp_path: Path)
 
     def replica() -> None:
         try:
-            with closing(Database(database.url)) as mine:
-                owner = Ownership(mine, base)
+            with closing(Database(database.url)) as first:
+                owner = Ownership(first, base)
                 for _ in range(5):
                     if start.wait(60) == 0 and tokens:
                         expire(database)

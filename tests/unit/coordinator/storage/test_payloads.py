@@ -49,13 +49,13 @@ def test_ids_of_collected_payloads_are_not_reused(database: Database) -> None:
         with database.write() as session:
             return payloads.store_bytes(session, body)[0]
 
-    given: list[int] = []
+    collected: list[int] = []
     for number in range(3):
-        given.append(keep(b"another %d" % number))
+        collected.append(keep(b"another %d" % number))
         assert garbage_collection.collect(database, grace=LONG_AGO) == 1
-        payloads.discard(database, [one := staged(database, b"never finished", 100)])
-        given.append(one.payload_id)
-    assert given == sorted(set(given))
+        payloads.discard(database, [staged_id := staged(database, b"never finished", 100)])
+        collected.append(staged_id.payload_id)
+    assert collected == sorted(set(collected))
 
 
 def test_equal_bytes_are_stored_once(database: Database) -> None:
@@ -71,11 +71,11 @@ def test_equal_bytes_are_stored_once(database: Database) -> None:
 
 def staged(database: Database, body: bytes, step: int) -> StagedPayload:
     with database.write() as session:
-        made = payloads.stage(session)
+        payload_id = payloads.stage(session)
     for at in range(0, len(body), step):
         with database.write() as session:
-            made.append(session, body[at : at + step])
-    return made
+            payload_id.append(session, body[at : at + step])
+    return payload_id
 
 
 def test_a_staged_payload_is_adopted_under_its_digest(database: Database) -> None:
@@ -88,12 +88,12 @@ def test_a_staged_payload_is_adopted_under_its_digest(database: Database) -> Non
 
 
 def test_a_collected_staged_payload_is_unavailable(database: Database) -> None:
-    made = staged(database, BODY, 2**20)
+    payload_id = staged(database, BODY, 2**20)
     assert garbage_collection.collect(database, grace=LONG_AGO) == 1  # as when the clock is set on by hours
     with pytest.raises(Unavailable, match="clock"), database.write() as session:
-        made.append(session, BODY)
+        payload_id.append(session, BODY)
     with pytest.raises(Unavailable, match="clock"), database.write() as session:
-        made.adopt(session)
+        payload_id.adopt(session)
     assert row_count(database, PayloadRow) == row_count(database, ChunkRow) == 0
 
 
@@ -115,31 +115,31 @@ def test_adopt_all_reuses_equal_payloads(
     with database.write() as session:
         adopted = payloads.adopt_all(session, [new, same, new])
     assert adopted == {new.payload_id: new.payload_id, same.payload_id: older.payload_id}
-    one, two, other = (staged(database, body, 2) for body in (b"twin", b"twin", b"other"))
+    first, two, third = (staged(database, body, 2) for body in (b"twin", b"twin", b"other"))
     with database.write() as session:
-        adopted = payloads.adopt_all(session, [one, two, other])
-    assert adopted == {one.payload_id: one.payload_id, two.payload_id: one.payload_id} | {
-        other.payload_id: other.payload_id
+        adopted = payloads.adopt_all(session, [first, two, third])
+    assert adopted == {first.payload_id: first.payload_id, two.payload_id: first.payload_id} | {
+        third.payload_id: third.payload_id
     }
     with database.read() as session:
         digests = sorted(session.scalars(select(PayloadRow.digest)))
         assert digests == sorted(map(digest_of, [BODY, b"new", b"twin", b"other"]))
-        assert payloads.read(session, other.payload_id, 0, 5) == b"other"
+        assert payloads.read(session, third.payload_id, 0, 5) == b"other"
 
 
 def test_old_unreferenced_payloads_are_collected(database: Database) -> None:
     with database.write() as session:
-        kept, digest = payloads.store_bytes(session, b"kept")
+        referenced, digest = payloads.store_bytes(session, b"kept")
         payloads.store_bytes(session, b"orphan")
         session.add(federation_row("f", database_time(session)))
         session.flush()
-        session.add(AnchorsRow(federation_id="f", payload_id=kept, digest=digest, bytes=4, count=1))
+        session.add(AnchorsRow(federation_id="f", payload_id=referenced, digest=digest, bytes=4, count=1))
     staged(database, BODY, 2**20)
     assert garbage_collection.collect(database) == 0
     assert garbage_collection.collect(database, grace=LONG_AGO) == 2
     assert garbage_collection.collect(database, grace=LONG_AGO) == 0
     with database.read() as session:
-        assert payloads.read(session, kept, 0, 4) == b"kept"
+        assert payloads.read(session, referenced, 0, 4) == b"kept"
     assert row_count(database, ChunkRow) == 1
 
 
@@ -170,8 +170,8 @@ def test_payloads_of_shared_weights_are_not_collected(
     assert garbage_collection.collect(database, grace=LONG_AGO) == 1
     with database.read() as session:
         row = session.scalars(select(WeightsRow)).one()
-        rest = payloads.read(session, payload_id, row.begin, row.begin + 1000)
-    assert (row.head or b"") + rest == bodies[1]
+        tail = payloads.read(session, payload_id, row.begin, row.begin + 1000)
+    assert (row.head or b"") + tail == bodies[1]
     with database.write() as session:
         session.execute(delete(WeightsRow))
     assert garbage_collection.collect(database, grace=LONG_AGO) == 1

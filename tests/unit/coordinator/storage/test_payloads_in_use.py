@@ -77,8 +77,10 @@ def test_rounds_need_no_store(database: Database, tmp_path: Path, strategy: str,
     publish(database)
     moved = 0
     for number, away in ((2, 2), (3, 0)):
-        here = [client for place, client in enumerate(closed.clients) if place != away]
-        close_next(database, closed, {c: random_update(layout, 10 * number + i) for i, c in enumerate(here)})
+        present = [client for place, client in enumerate(closed.clients) if place != away]
+        close_next(
+            database, closed, {c: random_update(layout, 10 * number + i) for i, c in enumerate(present)}
+        )
         moved += move_settled_payloads(database, store)
         with_store = folder.rename(tmp_path / "away") if folder.exists() else None
         folder.write_text("no folder, so that every read fails")
@@ -116,8 +118,8 @@ def test_concurrent_moves_of_replicas_lose_no_payload(
 
     def replica() -> None:
         try:
-            with closing(Database(database.url)) as mine:
-                payload_moves.move_settled(mine, store, lambda: False, settled=NOW)
+            with closing(Database(database.url)) as replica_database:
+                payload_moves.move_settled(replica_database, store, lambda: False, settled=NOW)
         except BaseException as error:
             failures.append(error)
             all_have_put.abort()

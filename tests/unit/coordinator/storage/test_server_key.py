@@ -30,9 +30,9 @@ def test_sqlite_keys_are_in_a_private_file(sqlite_database: Database, rows: Rows
     file = Path(f"{sqlite_database.url.database}-signing-key")
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     url = sqlite_database.url.render_as_string()
-    everything = "".join(str(rows(url, f"SELECT * FROM {table}")) for table in Table.metadata.tables)
-    assert first.public in everything
-    assert file.read_text().strip() not in everything
+    content = "".join(str(rows(url, f"SELECT * FROM {table}")) for table in Table.metadata.tables)
+    assert first.public in content
+    assert file.read_text().strip() not in content
 
 
 def test_postgresql_needs_a_configured_key(postgres_database: Database) -> None:
@@ -57,12 +57,12 @@ def test_a_replica_with_another_key_does_not_start(database: Database) -> None:
 
 def test_enrolment_nonces_are_valid_for_an_hour() -> None:
     seed, moment = secrets.token_bytes(32), datetime(2026, 1, 1, tzinfo=UTC)
-    key, replica, other = ServerKey(seed), ServerKey(seed), ServerKey(secrets.token_bytes(32))
+    key, replica, stranger = ServerKey(seed), ServerKey(seed), ServerKey(secrets.token_bytes(32))
     nonce = key.nonce(moment)
     assert replica.issued(nonce, moment + timedelta(minutes=59))
     assert not key.issued(nonce, moment + timedelta(minutes=61))
     assert not key.issued(nonce, moment - timedelta(minutes=1))
-    assert not other.issued(nonce, moment)
+    assert not stranger.issued(nonce, moment)
     for place in range(len(nonce) - 1):
         altered = nonce[:place] + ("A" if nonce[place] != "A" else "B") + nonce[place + 1 :]
         assert not key.issued(altered, moment)
@@ -70,14 +70,14 @@ def test_enrolment_nonces_are_valid_for_an_hour() -> None:
 
 
 def test_hello_signs_the_challenge_with_the_pinned_key(coordinator: Served) -> None:
-    anyone, challenge = coordinator.http(), "c" * 32
-    said = anyone.get("/v1/hello", params={"challenge": challenge}).json()
+    anonymous, challenge = coordinator.http(), "c" * 32
+    hello = anonymous.get("/v1/hello", params={"challenge": challenge}).json()
     token = read(coordinator.enrolment_token(coordinator.federation(), "a"))
-    assert thumbprint(said["signing_key"]) == token.server
-    assert said["challenge"] == challenge
-    key = public_key(said["signing_key"])
-    assert is_signed("tessera-hello-v1", said, said["signature"], key)
-    assert not is_signed("tessera-hello-v1", said | {"challenge": "d" * 32}, said["signature"], key)
+    assert thumbprint(hello["signing_key"]) == token.server
+    assert hello["challenge"] == challenge
+    key = public_key(hello["signing_key"])
+    assert is_signed("tessera-hello-v1", hello, hello["signature"], key)
+    assert not is_signed("tessera-hello-v1", hello | {"challenge": "d" * 32}, hello["signature"], key)
     for wrong in ("short", "c" * 65, "with space " * 2):
-        refused = anyone.get("/v1/hello", params={"challenge": wrong})
+        refused = anonymous.get("/v1/hello", params={"challenge": wrong})
         assert (refused.status_code, slug(refused)) == (422, "validation")

@@ -118,8 +118,8 @@ def test_a_missing_bucket_is_reported(serve: Callable[..., Served], database_url
     wait_for_answers(served, 0)
     assert readiness(served).startswith(AWAY)
     play_a_round(served)
-    made = httpx.put(endpoint.join(name), trust_env=False)
-    assert made.is_success
+    bucket = httpx.put(endpoint.join(name), trust_env=False)
+    assert bucket.is_success
     wait_for_answers(served, 1)
     assert readiness(served) == READY
 

@@ -75,9 +75,9 @@ def test_a_coordinator_reports_a_dispute_until_take_over(
     wait_until(lambda: served.counted("tessera_payload_store_owned") == 0, what="a pass of the mover")
     assert "run `tessera payloads take-over` here" in operator.warnings("ready")
     assert served.counted("tessera_payload_store_up") == 1
-    taken = command(database_url, store, "take-over", "--yes")
-    assert (taken.exit_code, taken.stderr) == (0, "")
-    assert taken.stdout.startswith(f"This database owns its folder in {store}")
+    result = command(database_url, store, "take-over", "--yes")
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert result.stdout.startswith(f"This database owns its folder in {store}")
     wait_until(lambda: served.counted("tessera_payload_store_owned") == 1, what="a pass of the mover")
     assert served.http().get("/readyz").text == "ready\n"
 
@@ -88,8 +88,8 @@ def test_take_over_needs_a_store_and_a_confirmation(database_url: str, tmp_path:
     missing = command(database_url, "", "take-over", "--yes")
     assert missing.exit_code == 1
     assert "TESSERA_PAYLOAD_STORE is not set; set it, or pass --store" in missing.stderr
-    other = f"file://{tmp_path}/other"
-    assert command(database_url, "", "take-over", "--store", other).exit_code == 1  # nobody answers
+    target = f"file://{tmp_path}/other"
+    assert command(database_url, "", "take-over", "--store", target).exit_code == 1  # nobody answers
     assert not (tmp_path / "other").exists()
-    assert command(database_url, "", "take-over", "--store", other, "--yes").exit_code == 0
+    assert command(database_url, "", "take-over", "--store", target, "--yes").exit_code == 0
     assert len(list((tmp_path / "other").glob("*.owner"))) == 1

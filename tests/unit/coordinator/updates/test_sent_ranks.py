@@ -63,8 +63,8 @@ def test_sent_ranks_exclude_ranks_without_values(served: Served) -> None:
         "birch": {"sent": total, "of": total},
         "cedar": None,
     }
-    (mine,) = aster.http.get(url(aster, 1)).json()["clients"]
-    assert mine["sent_ranks"]["sent"] == total - 1
+    (row,) = aster.http.get(url(aster, 1)).json()["clients"]
+    assert row["sent_ranks"]["sent"] == total - 1
     table = Operator(served)("round", "show", aster.federation_id, "1")
     assert "ranks sent" in table
     assert f"{total - 1} of {total}" in table

@@ -46,22 +46,22 @@ class SecondRound:
 @pytest.fixture(scope="module")
 def second(coordinator: Served) -> SecondRound:
     federation_id, silos = running(coordinator, **PLAN)
-    own = random_tensors(LAYOUT, 0)
+    client_state = random_tensors(LAYOUT, 0)
     for seed, silo in enumerate(silos):
         deliver(silo, 1, random_tensors(LAYOUT, seed))
     wait_for(coordinator, federation_id, 1, "published")
-    return SecondRound(silos[0], own, join(silos[0], 2))
+    return SecondRound(silos[0], client_state, join(silos[0], 2))
 
 
-def decode_weights(answer: httpx.Response, own: Arrays, name: RecipeName) -> Arrays:
+def decode_weights(answer: httpx.Response, reference: Arrays, name: RecipeName) -> Arrays:
     """Decode coded weights."""
-    layout = in_order({tensor: values.shape for tensor, values in own.items()})
+    layout = in_order({tensor: values.shape for tensor, values in reference.items()})
     plain = answer.read()  # httpx has taken the zstd frame off
     with unpack(plain, encoding=None, expected={}, max_bytes=2**20, coded=stream_slots()) as body:
         sent = SentRecipe.model_validate(body.manifest(WeightsManifest).recipe)
         assert sent.recipe == NAMED[name]
-        found = dict(decode(body, layout, NAMED[name]))
-    return {tensor: own[tensor] + found[tensor] for tensor in found} if sent.against else found
+        decoded = dict(decode(body, layout, NAMED[name]))
+    return {tensor: reference[tensor] + decoded[tensor] for tensor in decoded} if sent.against else decoded
 
 
 @pytest.mark.parametrize(
@@ -73,10 +73,10 @@ def test_weights_are_sent_in_the_requested_recipe(
     dense = weights(second.silo, 2, LAYOUT)
     answer = request_weights(second.silo, 2, recipe)
     assert answer.status_code == 200
-    made = decode_weights(answer, second.own, recipe)
+    decoded = decode_weights(answer, second.own, recipe)
     for name, values in dense.items():
-        assert np.abs(made[name] - values).max() <= error * max(1.0, np.abs(values).max())
-        assert not np.array_equal(made[name], values)
+        assert np.abs(decoded[name] - values).max() <= error * max(1.0, np.abs(values).max())
+        assert not np.array_equal(decoded[name], values)
     assert int(answer.headers["content-length"]) < 0.6 * (RANK * RANK + RANK) * 4 + 1024
     assert answer.headers["vary"] == "Accept"
 
@@ -98,11 +98,11 @@ def test_coded_weights_are_constant_and_support_ranges(second: SecondRound) -> N
     first, whole = second.raw()
     assert second.raw()[1] == whole
     tag = first.headers["etag"]
-    answer, rest = second.raw(**{"Range": "bytes=100-", "If-Range": tag})
-    assert (answer.status_code, whole[:100] + rest) == (206, whole)
+    answer, tail = second.raw(**{"Range": "bytes=100-", "If-Range": tag})
+    assert (answer.status_code, whole[:100] + tail) == (206, whole)
     assert answer.headers["tessera-weights"] == first.headers["tessera-weights"]
-    unchanged, nothing = second.raw(**{"If-None-Match": tag})
-    assert (unchanged.status_code, nothing) == (304, b"")
+    unchanged, empty = second.raw(**{"If-None-Match": tag})
+    assert (unchanged.status_code, empty) == (304, b"")
 
 
 @pytest.mark.parametrize("recipe", ["dense", "int4_served", "top10_int8_served", "gzip", ""])

@@ -68,13 +68,13 @@ def test_repeated_requests_need_no_codec_slot(served: Served, monkeypatch: pytes
     tag, proof = first.headers["etag"], first.headers["tessera-weights"]
     with codec_slot(), codec_slot():
         again = request_weights(silo, 2, "int8_own_last")
-        rest = request_weights(silo, 2, "int8_own_last", **{"Range": "bytes=0-"})
-        known = request_weights(silo, 2, "int8_own_last", **{"If-None-Match": tag})
+        tail = request_weights(silo, 2, "int8_own_last", **{"Range": "bytes=0-"})
+        unchanged = request_weights(silo, 2, "int8_own_last", **{"If-None-Match": tag})
         assert slug(request_weights(silo, 2, "int4_own_last")) == "busy"
-    assert [one.status_code for one in (first, again, rest, known)] == [200, 200, 206, 304]
+    assert [answer.status_code for answer in (first, again, tail, unchanged)] == [200, 200, 206, 304]
     assert again.content == first.content
-    assert {one.headers["tessera-weights"] for one in (again, rest, known)} == {proof}
-    assert {one.headers["etag"] for one in (again, rest, known)} == {tag}
+    assert {answer.headers["tessera-weights"] for answer in (again, tail, unchanged)} == {proof}
+    assert {answer.headers["etag"] for answer in (again, tail, unchanged)} == {tag}
 
 
 def test_an_impossible_recipe_is_remembered(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,15 +96,15 @@ def test_one_client_uses_at_most_one_codec_slot(
     _, (silo, _) = play_until(served, 2)
     with ThreadPoolExecutor(3) as pool:
         with storing_is_blocked(served):
-            asked = [pool.submit(request_by, served, silo, recipe) for recipe in ("bf16", "bf16", "int8")]
+            pending = [pool.submit(request_by, served, silo, recipe) for recipe in ("bf16", "bf16", "int8")]
             time.sleep(0.5)
             with monkeypatch.context() as impatient:
                 impatient.setattr(concurrency, "_PATIENCE_SECONDS", 0.1)
                 with codec_slot():
-                    assert [one.result().text for one in asked if one.done()] == []
-        one, same, other = (future.result() for future in asked)
-    assert one.content == same.content != other.content
-    assert all("tessera-weights" in answer.headers for answer in (one, same, other))
+                    assert [first.result().text for first in pending if first.done()] == []
+        first, same, third = (future.result() for future in pending)
+    assert first.content == same.content != third.content
+    assert all("tessera-weights" in answer.headers for answer in (first, same, third))
     assert rows(served.database_url, KEPT) == [(2, "bf16"), (2, "int8")]
 
 
@@ -116,12 +116,12 @@ def test_two_replicas_store_coded_weights_once(
     _, (silo, _) = play_until(replicas[0], 2)
     with ThreadPoolExecutor(2) as pool:
         with storing_is_blocked(replicas[0]):
-            asked = [pool.submit(request_by, replica, silo, "int4_own_last") for replica in replicas]
+            pending = [pool.submit(request_by, replica, silo, "int4_own_last") for replica in replicas]
             time.sleep(0.5)
-            assert not any(one.done() for one in asked)
-        one, other = (future.result() for future in asked)
-    assert (one.status_code, one.content) == (other.status_code, other.content)
-    assert one.headers["tessera-weights"] == other.headers["tessera-weights"]
+            assert not any(first.done() for first in pending)
+        first, second = (future.result() for future in pending)
+    assert (first.status_code, first.content) == (second.status_code, second.content)
+    assert first.headers["tessera-weights"] == second.headers["tessera-weights"]
     assert rows(place, KEPT) == [(2, "int4_own_last")]
 
 
@@ -156,10 +156,10 @@ def test_a_nearly_full_disk_stores_no_coded_weights(
     place = fresh_database("sqlite")
     empty = serve(place, tick_seconds=0.05, retry_seconds=0.1)
     _, (silo, _) = play_until(empty, 2)
-    kept = request_weights(silo, 2, "int8").content
+    coded = request_weights(silo, 2, "int8").content
     empty.stop()
     full = serve(place, storage_reserve_mib=2 * shutil.disk_usage(tmp_path).free // 2**20)
-    assert request_by(full, silo, "int8").content == kept
+    assert request_by(full, silo, "int8").content == coded
     dense = request_by(full, silo, "bf16")
     assert dense.status_code == 200
     assert "tessera-weights" not in dense.headers

@@ -62,12 +62,12 @@ def play_round(
     silos: list[Silo],
     sketches: list[NDArray[np.float32]],
     outputs: list[dict[str, Array]],
-    **said: Any,
+    **members: Any,
 ) -> None:
     """Deliver round 1 for all silos, and join round 2."""
     for place, (silo, sketch, sent) in enumerate(zip(silos, sketches, outputs, strict=True)):
         tensors: dict[str, Any] = {**values(float(place + 1)), **sent}
-        deliver(silo, 1, tensors, signature=sketch, **said)
+        deliver(silo, 1, tensors, signature=sketch, **members)
     wait_for(coordinator, silos[0].federation_id, 1, "published")
     for silo in silos:
         join(silo, 2)
@@ -221,8 +221,8 @@ def test_a_federation_with_distillation_needs_its_texts(coordinator: Served) -> 
 
 def test_claims_state_what_outputs_reveal(coordinator: Served) -> None:
     views = [
-        coordinator.admin.get(f"/v1/federations/{coordinator.federation(**wanted)}").json()
-        for wanted in (distillation_plan(), plan(strategy={"name": "fedmosaic", "options": {}}))
+        coordinator.admin.get(f"/v1/federations/{coordinator.federation(**distilled_plan)}").json()
+        for distilled_plan in (distillation_plan(), plan(strategy={"name": "fedmosaic", "options": {}}))
     ]
     with_outputs, without = ([c for c in view["claims"] if "public texts" in c] for view in views)
     of_members, of_operator = with_outputs
@@ -233,9 +233,9 @@ def test_claims_state_what_outputs_reveal(coordinator: Served) -> None:
 
 
 def test_secure_sum_plans_refuse_distillation(coordinator: Served) -> None:
-    wanted = {"name": "f"} | distillation_plan(privacy={"secure_sum": {"minimum": 3}})
-    wanted["adapter"] = {"kind": "lora"}
-    refused = coordinator.admin.post("/v1/federations", json=wanted)
+    body = {"name": "f"} | distillation_plan(privacy={"secure_sum": {"minimum": 3}})
+    body["adapter"] = {"kind": "lora"}
+    refused = coordinator.admin.post("/v1/federations", json=body)
     assert refused.status_code == 422
     assert "outputs of each client's model" in refused.text
 

@@ -118,8 +118,8 @@ def test_ranges_and_etags_refer_to_the_difference(second: tuple[str, SecondRound
     whole, frame = ask(silo, 2, before)
     tag = whole.headers["etag"]
     assert tag == f'"{digest_of(frame)}"'
-    part, rest = ask(silo, 2, before, **{"Range": "bytes=100-", "If-Range": tag})
-    assert (part.status_code, frame[:100] + rest) == (206, frame)
+    part, tail = ask(silo, 2, before, **{"Range": "bytes=100-", "If-Range": tag})
+    assert (part.status_code, frame[:100] + tail) == (206, frame)
     assert ask(silo, 2, before, **{"If-None-Match": tag})[0].status_code == 304
 
 
@@ -142,13 +142,13 @@ def test_zeros_take_a_few_bytes(second: tuple[str, SecondRound]) -> None:
 
 def test_absent_clients_and_newcomers_get_dense_weights_once(coordinator: Served) -> None:
     federation_id, silos = running(coordinator, **difference_plan(rounds={"total": 5, "min_clients": 2}))
-    held = [join(silo, 1) for silo in silos]
+    digests = [join(silo, 1) for silo in silos]
     play_round(coordinator, silos, 1)
     newcomer = coordinator.enrol(federation_id, "late")
     play_round(coordinator, [silos[0], newcomer], 2)
     third = [join(silo, 3) for silo in (*silos, newcomer)]
     assert len({tuple(map(float, weights(s, 3, LAYOUT)["b0.q.Q"])) for s in (*silos, newcomer)}) == 1
-    answer, _ = ask(silos[1], 3, held[1])  # it has the weights of round 1
+    answer, _ = ask(silos[1], 3, digests[1])  # it has the weights of round 1
     assert answer.headers["etag"] == f'"{third[1]}"'
     two = digest_of(silos[0].http.get(url(silos[0], 2, "/weights")).content)
     assert ask(silos[0], 3, two)[0].headers["etag"] != f'"{third[0]}"'
@@ -169,10 +169,10 @@ def test_final_weights_are_published_as_differences(
     before = show(coordinator, federation_id, 2)["bytes"]["down"]
     _, frame = ask(silos[0], 2, first)
     assert show(coordinator, federation_id, 2)["bytes"]["down"] - before == len(frame)
-    held = weights(silos[0], 2, LAYOUT)
+    latest = weights(silos[0], 2, LAYOUT)
     play_round(coordinator, silos, 2)
     answer, frame = ask(silos[0], 3, named[0])
-    assert digest_of(rebuild_body(silos[0], frame, held)) == digest_of(
+    assert digest_of(rebuild_body(silos[0], frame, latest)) == digest_of(
         silos[0].http.get(url(silos[0], 3, "/weights")).content
     )
     assert answer.headers["content-encoding"] == "zstd"

@@ -39,7 +39,7 @@ def test_equal_values_are_stored_once(coordinator: Served, second_round: list[Si
     federation_id = second_round[0].federation_id
     for number in (1, 2):
         with coordinator.database.read() as session:
-            kept = set(
+            stored_ids = set(
                 session.scalars(
                     select(WeightsRow.payload_id).where(
                         WeightsRow.federation_id == federation_id, WeightsRow.round_number == number
@@ -47,9 +47,9 @@ def test_equal_values_are_stored_once(coordinator: Served, second_round: list[Si
                 )
             )
             size = session.scalar(
-                select(func.sum(func.length(ChunkRow.data))).where(ChunkRow.payload_id.in_(kept))
+                select(func.sum(func.length(ChunkRow.data))).where(ChunkRow.payload_id.in_(stored_ids))
             )
-        assert len(kept) == 1
+        assert len(stored_ids) == 1
         assert STATE_BYTES <= size < STATE_BYTES + 2000
 
 
@@ -77,9 +77,9 @@ def test_different_mixtures_share_no_stored_bytes(coordinator: Served) -> None:
     federation_id, silos = running(coordinator, 2, **plan(strategy={"name": "fedmosaic"}))
     one_round(coordinator, federation_id, silos, 1, [1.0, 2.0])
     with coordinator.database.read() as session:
-        kept = session.scalars(
+        stored_ids = session.scalars(
             select(WeightsRow.payload_id).where(
                 WeightsRow.federation_id == federation_id, WeightsRow.round_number == 2
             )
         ).all()
-    assert len(set(kept)) == 2
+    assert len(set(stored_ids)) == 2

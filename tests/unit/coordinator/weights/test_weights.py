@@ -66,13 +66,13 @@ def reader(coordinator: Served) -> tuple[Silo, bytes]:
 def test_a_range_is_served(reader: tuple[Silo, bytes], field: str, begin: int, end: int | None) -> None:
     silo, whole = reader
     answer = silo.http.get(url(silo, 1, "/weights"), headers={"Range": field})
-    wanted = whole[begin:end]
-    assert (answer.status_code, answer.content) == (206, wanted)
-    first = whole.find(wanted) if begin < 0 else begin
+    expected = whole[begin:end]
+    assert (answer.status_code, answer.content) == (206, expected)
+    first = whole.find(expected) if begin < 0 else begin
     last = len(whole) - 1 if end is None else end - 1
     if begin >= 0:
         assert answer.headers["content-range"] == f"bytes {first}-{last}/{len(whole)}"
-    assert answer.headers["content-length"] == str(len(wanted))
+    assert answer.headers["content-length"] == str(len(expected))
 
 
 @pytest.mark.parametrize("field", ["bytes=5-4", "bytes=0-1,3-4", "bytes=-", "lines=1-2", "bytes=x-"])

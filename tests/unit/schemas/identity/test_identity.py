@@ -50,7 +50,7 @@ def _decoded(raw: bytes) -> Point | None:
 def _small_order_points() -> set[Point]:
     """Multiply points by the order of the large subgroup: what is left has an order of 1, 2, 4 or 8."""
     order = 2**252 + 27742317777372353535851937790883648493
-    found: set[Point] = set()
+    points: set[Point] = set()
     for y in range(2, 60):
         point = _decoded(y.to_bytes(32, "little"))
         result: Point = (0, 1)
@@ -58,8 +58,8 @@ def _small_order_points() -> set[Point]:
             result = _add(result, point) if order & 1 else result
             point, order = _add(point, point), order >> 1
         order = 2**252 + 27742317777372353535851937790883648493
-        found.add(result)
-    return found
+        points.add(result)
+    return points
 
 
 def test_keys_of_small_order_are_refused() -> None:
@@ -84,9 +84,9 @@ def test_keys_in_noncanonical_encoding_are_refused() -> None:
 def test_a_key_is_read_from_its_canonical_name() -> None:
     name = name_of(KEY)
     assert name_of(public_key(name)) == name
-    for other in (name + "=", name[:-1] + "B", name + "\n", name[:-1], "", "é" * 43):
+    for spelling in (name + "=", name[:-1] + "B", name + "\n", name[:-1], "", "é" * 43):
         with pytest.raises(KeyUnusable):
-            public_key(other)
+            public_key(spelling)
 
 
 @given(st.binary(min_size=1, max_size=80))
@@ -95,22 +95,22 @@ def test_encoded_bytes_are_decoded_unchanged(raw: bytes) -> None:
 
 
 def test_a_signature_covers_purpose_and_members() -> None:
-    said = {"b": 1, "a": "é", "n": None}
-    signature = sign("tessera-hello-v1", said, KEY)
+    document = {"b": 1, "a": "é", "n": None}
+    signature = sign("tessera-hello-v1", document, KEY)
     key = KEY.public_key()
     assert is_signed("tessera-hello-v1", {"n": None, "a": "é", "b": 1, "signature": "x"}, signature, key)
-    for other in ({**said, "b": 2}, {**said, "c": 1}, {"b": 1}):
-        assert not is_signed("tessera-hello-v1", other, signature, key)
-    assert not is_signed("tessera-enrolment-v1", said, signature, key)
+    for changed in ({**document, "b": 2}, {**document, "c": 1}, {"b": 1}):
+        assert not is_signed("tessera-hello-v1", changed, signature, key)
+    assert not is_signed("tessera-enrolment-v1", document, signature, key)
     for wrong in (
         None,
         3,
         "",
         "=",
         signature[:-2],
-        sign("tessera-hello-v1", said, Ed25519PrivateKey.generate()),
+        sign("tessera-hello-v1", document, Ed25519PrivateKey.generate()),
     ):
-        assert not is_signed("tessera-hello-v1", said, wrong, key)
+        assert not is_signed("tessera-hello-v1", document, wrong, key)
 
 
 def test_a_documents_hash_uses_rfc_8785() -> None:

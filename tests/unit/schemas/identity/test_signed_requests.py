@@ -107,7 +107,7 @@ def test_another_implementations_signature_is_accepted() -> None:
 
 
 @pytest.mark.parametrize(
-    "other",
+    "changed",
     [
         _request(method="PUT"),
         _request(url="https://other.example/v1/a%20b?x=1&y=%2F"),
@@ -118,11 +118,11 @@ def test_another_implementations_signature_is_accepted() -> None:
     ],
     ids=["method", "authority", "path", "query", "no query", "body"],
 )
-def test_a_signature_is_valid_for_one_request(other: httpx.Request) -> None:
+def test_a_signature_is_valid_for_one_request(changed: httpx.Request) -> None:
     fields = _signed()
     signed = read(fields["Signature-Input"], fields["Signature"])
     assert signed.is_by(KEY.public_key(), _target(_request()))
-    assert not signed.is_by(KEY.public_key(), _target(other))
+    assert not signed.is_by(KEY.public_key(), _target(changed))
     assert not signed.is_by(Ed25519PrivateKey.generate().public_key(), _target(_request()))
 
 

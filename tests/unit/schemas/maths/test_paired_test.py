@@ -32,12 +32,12 @@ def test_the_upper_tail_matches_printed_tables(freedom: int, five: float, one: f
 
 def test_the_paired_test_has_its_nominal_error_rate() -> None:
     rng = random.Random(0)
-    said = 0
+    passes = 0
     for _ in range(4000):
         shared = [rng.gauss(0, 3) for _ in range(5)]
         a, b = ([x + rng.gauss(0, 1) for x in shared] for _ in range(2))
-        said += lead(a, over=b).chance < LEVEL
-    assert said / 4000 == pytest.approx(LEVEL, abs=0.012)
+        passes += lead(a, over=b).chance < LEVEL
+    assert passes / 4000 == pytest.approx(LEVEL, abs=0.012)
 
 
 def test_a_constant_lead_is_certain() -> None:

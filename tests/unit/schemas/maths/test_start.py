@@ -34,8 +34,8 @@ def test_pieces_of_the_start_equal_the_whole() -> None:
     for begin in range(size(LAYOUT)):
         for count in (1, 5, 30):
             piece = start_values(LAYOUT, 9, begin, min(count, size(LAYOUT) - begin))
-            wanted = whole[begin : begin + count]
-            np.testing.assert_array_equal(np.zeros_like(wanted) if piece is None else piece, wanted)
+            expected = whole[begin : begin + count]
+            np.testing.assert_array_equal(np.zeros_like(expected) if piece is None else piece, expected)
 
 
 def test_first_rows_are_equal_for_all_ranks() -> None:
@@ -67,5 +67,5 @@ def test_served_zeros_of_a_pair_mean_its_start() -> None:
 
 def test_zeros_of_a_without_b_mean_its_start() -> None:
     served = {"l0.q.A": np.zeros((2, 5), np.float32)}
-    seen = from_start("l0.q.A", served.__getitem__, 7, {"l0.q.A": (2, 5)})
-    assert (seen == first_a("l0.q.A", (2, 5), 7).reshape(2, 5)).all()
+    start = from_start("l0.q.A", served.__getitem__, 7, {"l0.q.A": (2, 5)})
+    assert (start == first_a("l0.q.A", (2, 5), 7).reshape(2, 5)).all()

@@ -106,11 +106,11 @@ RESEMBLING = [
 ]
 
 
-@pytest.mark.parametrize(("name", "other", "how"), RESEMBLING, ids=ascii)
-def test_similar_names_resemble_each_other(name: str, other: str, how: str) -> None:
-    assert is_resembling(name, other)
-    assert is_resembling(other, name)
-    assert resemblance(name, other) == how
+@pytest.mark.parametrize(("name", "similar", "how"), RESEMBLING, ids=ascii)
+def test_similar_names_resemble_each_other(name: str, similar: str, how: str) -> None:
+    assert is_resembling(name, similar)
+    assert is_resembling(similar, name)
+    assert resemblance(name, similar) == how
 
 
 DIFFERENT = [
@@ -126,9 +126,9 @@ DIFFERENT = [
 ]
 
 
-@pytest.mark.parametrize(("name", "other"), DIFFERENT, ids=ascii)
-def test_different_names_do_not_resemble_each_other(name: str, other: str) -> None:
-    assert not is_resembling(name, other)
+@pytest.mark.parametrize(("name", "different"), DIFFERENT, ids=ascii)
+def test_different_names_do_not_resemble_each_other(name: str, different: str) -> None:
+    assert not is_resembling(name, different)
 
 
 def test_keys_of_stored_names_never_fail() -> None:

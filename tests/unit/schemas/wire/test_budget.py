@@ -28,8 +28,8 @@ SPARSE = Recipe(reference="served", density=0.5, values="int8")
 
 def largest_of(values: dict[str, np.ndarray], density: float) -> Marks:
     return {
-        name: largest(np.abs(one).reshape(-1), kept_count(one.size, density)).reshape(one.shape)
-        for name, one in values.items()
+        name: largest(np.abs(tensor).reshape(-1), kept_count(tensor.size, density)).reshape(tensor.shape)
+        for name, tensor in values.items()
     }
 
 
@@ -40,10 +40,10 @@ def bytes_of(values: dict[str, np.ndarray], recipe: Recipe, marks: Marks | None 
 @given(size=st.integers(1, 5000), share=st.floats(0, 1), seed=st.integers(0, 999), even=st.booleans())
 @settings(deadline=None)
 def test_positions_never_exceed_their_bound(size: int, share: float, seed: int, even: bool) -> None:
-    kept = round(share * size)
+    count = round(share * size)
     mask = np.zeros(size, bool)
-    drawn = np.random.default_rng(seed).permutation(size)[:kept]
-    mask[np.linspace(0, size - 1, kept).astype(int) if even else drawn] = True
+    drawn = np.random.default_rng(seed).permutation(size)[:count]
+    mask[np.linspace(0, size - 1, count).astype(int) if even else drawn] = True
     assert write_places(mask).size <= max_position_bytes(size, int(mask.sum())) <= max_position_bytes(size)
 
 
@@ -67,23 +67,23 @@ def test_marked_values_fit_and_use_the_budget(budget: int, values: str, zeros: f
     if shortfall(LORA, recipe, budget) is not None:
         assert budget < min_bytes(LORA, recipe)
         return
-    wanted = random_tensors(LORA, seed)
-    for one in wanted.values():
-        one[np.random.default_rng(seed).random(one.shape) < zeros] = 0
-    marks = fit_budget(lambda density: largest_of(wanted, density), 0.5, wanted, recipe, budget)
-    assert encoded_bytes(wanted, marks, recipe) == bytes_of(wanted, recipe, marks) <= budget
+    tensors = random_tensors(LORA, seed)
+    for tensor in tensors.values():
+        tensor[np.random.default_rng(seed).random(tensor.shape) < zeros] = 0
+    marks = fit_budget(lambda density: largest_of(tensors, density), 0.5, tensors, recipe, budget)
+    assert encoded_bytes(tensors, marks, recipe) == bytes_of(tensors, recipe, marks) <= budget
     if zeros == 0:
-        assert bytes_of(wanted, recipe, marks) > 0.9 * min(budget, bytes_of(wanted, recipe)) - 30
+        assert bytes_of(tensors, recipe, marks) > 0.9 * min(budget, bytes_of(tensors, recipe)) - 30
 
 
 def test_a_tight_budget_is_used_up() -> None:
-    wanted = random_tensors({"l0.q.A": (8, 4000), "l0.q.B": (4000, 8)})
+    tensors = random_tensors({"l0.q.A": (8, 4000), "l0.q.B": (4000, 8)})
     for budget in (600, 2000, 6000, 20000):
-        marks = fit_budget(lambda density: largest_of(wanted, density), 0.5, wanted, SPARSE, budget)
-        assert 0.985 * budget < bytes_of(wanted, SPARSE, marks) <= budget
-    free = fit_budget(lambda density: largest_of(wanted, density), 0.5, wanted, SPARSE, None)
-    roomy = fit_budget(lambda density: largest_of(wanted, density), 0.5, wanted, SPARSE, 10**6)
-    for name, mask in largest_of(wanted, 0.5).items():
+        marks = fit_budget(lambda density: largest_of(tensors, density), 0.5, tensors, SPARSE, budget)
+        assert 0.985 * budget < bytes_of(tensors, SPARSE, marks) <= budget
+    free = fit_budget(lambda density: largest_of(tensors, density), 0.5, tensors, SPARSE, None)
+    roomy = fit_budget(lambda density: largest_of(tensors, density), 0.5, tensors, SPARSE, 10**6)
+    for name, mask in largest_of(tensors, 0.5).items():
         assert (free[name] == mask).all()
         assert (roomy[name] == mask).all()
 
@@ -96,14 +96,14 @@ def test_min_bytes_of_a_dense_update_are_exact(name: str) -> None:
 
 def test_min_bytes_of_sparse_updates_include_whole_priors() -> None:
     layout = in_order(LORA | prior_layout(LORA))
-    wanted = random_tensors(layout)
+    tensors = random_tensors(layout)
     marks = {name: np.zeros(shape, bool) for name, shape in layout.items()}
     for name, mask in marks.items():
         mask.reshape(-1)[slice(None) if name.endswith(".prior") else -1] = True
     assert (
-        encoded_bytes(wanted, marks, SPARSE)
+        encoded_bytes(tensors, marks, SPARSE)
         <= min_bytes(layout, SPARSE)
-        <= encoded_bytes(wanted, marks, SPARSE) + len(layout)
+        <= encoded_bytes(tensors, marks, SPARSE) + len(layout)
     )
 
 
@@ -112,29 +112,29 @@ def test_a_shortfall_names_a_sufficient_recipe_or_budget() -> None:
     values = sum(np.prod(shape) for shape in LORA.values())
     assert shortfall(LORA, dense, 4 * values) is None
     assert shortfall(LORA, dense, None) is None
-    for budget, wanted in (
+    for budget, density in (
         (4 * values - 1, "f16 would do"),
         (2 * values - 1, "int8_own_last would do"),
         (values, "int4_own_last would do"),
         (min_bytes(LORA, int4) - 1, '"values": "int8"} would do'),
         (10, "the least that does is"),
     ):
-        told = shortfall(LORA, dense, int(budget))
-        assert told is not None
-        assert wanted in told
-        assert f"wire.max_bytes is {budget}" in told
+        message = shortfall(LORA, dense, int(budget))
+        assert message is not None
+        assert density in message
+        assert f"wire.max_bytes is {budget}" in message
     assert shortfall(LORA, SPARSE, min_bytes(LORA, SPARSE)) is None
-    told = shortfall(LORA, SPARSE, min_bytes(LORA, SPARSE) - 1)
-    assert told is not None
-    assert told.endswith(f"is {min_bytes(LORA, SPARSE)}")
+    message = shortfall(LORA, SPARSE, min_bytes(LORA, SPARSE) - 1)
+    assert message is not None
+    assert message.endswith(f"is {min_bytes(LORA, SPARSE)}")
 
 
 def test_a_suggested_density_fits_any_update() -> None:
     budget = 400
-    told = shortfall(LORA, NAMED["dense"], budget)
-    assert told is not None
-    found = re.search(r'"density": ([\d.]+), "values": "int8"} would do, with (\d+) at most', told)
-    assert found is not None
-    recipe = Recipe(reference="own_last", density=float(found[1]), values="int8")
+    message = shortfall(LORA, NAMED["dense"], budget)
+    assert message is not None
+    match = re.search(r'"density": ([\d.]+), "values": "int8"} would do, with (\d+) at most', message)
+    assert match is not None
+    recipe = Recipe(reference="own_last", density=float(match[1]), values="int8")
     for seed in range(5):
-        assert bytes_of(random_tensors(LORA, seed), recipe) <= int(found[2]) <= budget
+        assert bytes_of(random_tensors(LORA, seed), recipe) <= int(match[2]) <= budget

@@ -160,9 +160,9 @@ def test_a_missing_tensor_is_refused_unless_optional() -> None:
 
 
 def test_a_manifest_of_another_kind_is_refused() -> None:
-    other = unpack(pack(tensors(), MANIFEST), encoding=None, expected=EXPECTED, max_bytes=LIMIT)
-    with other, pytest.raises(errors.ManifestRefused, match="base"):
-        other.manifest(UpdateManifest)
+    unpacked = unpack(pack(tensors(), MANIFEST), encoding=None, expected=EXPECTED, max_bytes=LIMIT)
+    with unpacked, pytest.raises(errors.ManifestRefused, match="base"):
+        unpacked.manifest(UpdateManifest)
 
 
 def test_a_flipped_bit_is_detected() -> None:

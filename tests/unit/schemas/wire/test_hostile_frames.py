@@ -39,9 +39,9 @@ def noise(size: int) -> bytes:
 
 
 def test_a_body_with_oversized_header_is_not_kept() -> None:
-    why, held = refusal(frame(TOO_LONG + noise(3 * MIB)))
+    why, peak = refusal(frame(TOO_LONG + noise(3 * MIB)))
     assert why is errors.TensorHeader
-    assert held < MIB
+    assert peak < MIB
 
 
 def test_size_and_frame_errors_precede_header_errors() -> None:
@@ -63,6 +63,6 @@ def test_a_headers_length_may_arrive_byte_by_byte() -> None:
 
 @pytest.mark.parametrize("beginning", [b"", noise(MIB)])
 def test_a_compression_bomb_needs_bounded_memory(beginning: bytes) -> None:
-    why, held = refusal(frame(TOO_LONG + beginning + bytes(64 * MIB), sized=False), max_bytes=48 * MIB)
+    why, peak = refusal(frame(TOO_LONG + beginning + bytes(64 * MIB), sized=False), max_bytes=48 * MIB)
     assert why is errors.DecompressedTooLarge
-    assert held < 24 * MIB
+    assert peak < 24 * MIB

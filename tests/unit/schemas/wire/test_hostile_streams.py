@@ -80,8 +80,8 @@ def test_codes_of_another_length_are_refused(form: ValueFormat, change: int) -> 
 
 
 def test_a_wrong_number_of_positions_is_refused() -> None:
-    for some in (1, 3):
-        assert refusal(places(1, 1, 5) | codes(*[1] * some)) is errors.SparseIndex
+    for count in (1, 3):
+        assert refusal(places(1, 1, 5) | codes(*[1] * count)) is errors.SparseIndex
     assert refusal({POSITIONS: np.zeros(1, np.uint8)}, Recipe(values="int8")) is errors.SparseIndex
     assert refusal({POSITIONS: np.zeros(1, np.uint8)}, Recipe(values="f16")) is errors.SparseIndex
 
@@ -112,8 +112,8 @@ def test_the_most_negative_code_is_refused() -> None:
 
 def test_a_zero_scale_requires_zero_codes() -> None:
     coded, scales = np.zeros(1003, np.uint8), np.zeros(17, np.float16)
-    found = dict(decode(CodedStreams({CODES: coded, SCALES: scales}), LAYOUT, Recipe(values="int8")))
-    assert not found["b0.q.P"].any()
+    decoded = dict(decode(CodedStreams({CODES: coded, SCALES: scales}), LAYOUT, Recipe(values="int8")))
+    assert not decoded["b0.q.P"].any()
     coded[63] = 1
     scales[1:] = 1
     assert refusal({CODES: coded, SCALES: scales}, Recipe(values="int8")) is errors.QuantScale

@@ -52,14 +52,14 @@ def test_both_sides_rebuild_equal_weights_within_a_step(
     reference = random_tensors(layout, seed, large)
     values = {name: reference[name] + move for name, move in random_tensors(layout, seed + 1, small).items()}
     rounded, streams = written(values, reference, recipe, seed)
-    seen = rebuilt(streams, layout, recipe, reference)
-    assert list(seen) == list(layout)
+    values_rebuilt = rebuilt(streams, layout, recipe, reference)
+    assert list(values_rebuilt) == list(layout)
     for name, exact in values.items():
-        assert seen[name].tobytes() == rounded[name].tobytes()
-        assert seen[name].shape == exact.shape
+        assert values_rebuilt[name].tobytes() == rounded[name].tobytes()
+        assert values_rebuilt[name].shape == exact.shape
         furthest = np.abs(exact - reference[name]).max()
         step = furthest / LEVELS[recipe.values] * (1 + 2.0**-9) + 2.0**-24 + 2.0**-22 * np.abs(exact).max()
-        assert np.abs(seen[name].astype(np.float64) - exact).max() <= step
+        assert np.abs(values_rebuilt[name].astype(np.float64) - exact).max() <= step
     assert sum(stream.nbytes for stream in streams.tensors.values()) <= bound(layout, recipe)
 
 
@@ -136,10 +136,10 @@ def test_hostile_streams_are_refused_or_rebuild_the_layout(
     }
     reference = random_tensors(LAYOUT, 1)
     try:
-        seen = rebuilt(CodedStreams(streams), LAYOUT, recipe, reference)
+        values_rebuilt = rebuilt(CodedStreams(streams), LAYOUT, recipe, reference)
     except BodyRefused:
         return
-    assert {name: values.shape for name, values in seen.items()} == LAYOUT
+    assert {name: values.shape for name, values in values_rebuilt.items()} == LAYOUT
 
 
 @settings(deadline=None)
@@ -153,7 +153,7 @@ def test_a_flipped_stream_bit_is_refused_or_visible(recipe: Recipe, seed: int, d
     raw[place // 8] ^= 1 << place % 8
     changed = streams.tensors | {name: np.frombuffer(bytes(raw), streams.tensors[name].dtype)}
     try:
-        seen = rebuilt(CodedStreams(changed), LAYOUT, recipe, reference)
+        values_rebuilt = rebuilt(CodedStreams(changed), LAYOUT, recipe, reference)
     except BodyRefused:
         return
-    assert any(seen[tensor].tobytes() != rounded[tensor].tobytes() for tensor in LAYOUT)
+    assert any(values_rebuilt[tensor].tobytes() != rounded[tensor].tobytes() for tensor in LAYOUT)

@@ -34,15 +34,15 @@ recipes = st.builds(
 def adapters(draw: st.DrawFn) -> dict[str, Floats]:
     """Some tensors of odd and even lengths, of all magnitudes, some of their values zero."""
     rng = np.random.default_rng(draw(st.integers(0, 2**32)))
-    made: dict[str, Floats] = {}
+    tensors: dict[str, Floats] = {}
     for i in range(draw(st.integers(1, 4))):
         shape = draw(
             st.sampled_from([(1,), (2,), (7,), (3, 3), (64,), (65,), (11, 13), (300,), (3, 257), (5000,)])
         )
         values = rng.normal(size=shape) * draw(magnitudes)
         values[rng.random(shape) < draw(st.sampled_from([0.0, 0.5, 1.0]))] = 0
-        made[f"b{i}.q.P"] = values.astype(np.float32)
-    return made
+        tensors[f"b{i}.q.P"] = values.astype(np.float32)
+    return tensors
 
 
 def layout_of(values: dict[str, Floats]) -> Layout:
@@ -58,21 +58,21 @@ def plainly_decoded(coded: CodedStreams, layout: Layout, recipe: Recipe) -> dict
     codes = coded.tensors.get(CODES, np.empty(0, np.uint8)).tobytes()
     scales = list(coded.tensors.get(SCALES, np.empty(0, np.float16)))
     places = iter(coded.tensors.get(POSITIONS, np.empty(0, np.uint8)).tolist())
-    found: dict[str, Floats] = {}
+    tensors: dict[str, Floats] = {}
     for name, shape in layout.items():
         count = int(np.prod(shape))
-        kept = list(range(count)) if recipe.density == 1 else plain_places(places, count)
+        places_sent = list(range(count)) if recipe.density == 1 else plain_places(places, count)
         values = np.zeros(count, np.float32)
-        raw, codes = plain_codes(codes, len(kept), recipe.values)
-        for i, place in enumerate(kept):
+        raw, codes = plain_codes(codes, len(places_sent), recipe.values)
+        for i, place in enumerate(places_sent):
             scale = scales[i // recipe.block] if recipe.values in LEVELS else 1
             values[place] = np.float32(raw[i]) * np.float32(scale)
-        scales = scales[-(-len(kept) // recipe.block) :] if recipe.values in LEVELS else []
-        found[name] = values.reshape(shape)
+        scales = scales[-(-len(places_sent) // recipe.block) :] if recipe.values in LEVELS else []
+        tensors[name] = values.reshape(shape)
     assert not codes
     assert not scales
     assert next(places, None) is None
-    return found
+    return tensors
 
 
 def plain_places(octets: Iterator[int], count: int) -> list[int]:
@@ -105,17 +105,19 @@ def plain_codes(codes: bytes, count: int, form: str) -> tuple[list[float], bytes
     return list(raw), codes[count * width :]
 
 
-def is_quantised(array: Floats, seen: Floats, recipe: Recipe) -> bool:
+def is_quantised(array: Floats, decoded: Floats, recipe: Recipe) -> bool:
     """Return whether each sent value has a neighbour of its own, and not too many were sent."""
-    sent = np.flatnonzero(seen) if recipe.density < 1 else np.arange(array.size)
+    sent = np.flatnonzero(decoded) if recipe.density < 1 else np.arange(array.size)
     if len(sent) > max(1, np.ceil(recipe.density * array.size)):
         return False
-    true, said = array.reshape(-1)[sent].astype(np.float64), seen.reshape(-1)[sent]
+    true, sent_values = array.reshape(-1)[sent].astype(np.float64), decoded.reshape(-1)[sent]
     relative = {"f32": 0.0, "f16": 2.0**-11, "bf16": 2.0**-8}.get(recipe.values)
     if relative is not None:
-        return bool((np.abs(true - said) <= relative * np.abs(true) + (2.0**-25 if relative else 0)).all())
+        return bool(
+            (np.abs(true - sent_values) <= relative * np.abs(true) + (2.0**-25 if relative else 0)).all()
+        )
     step = np.abs(true).max(initial=0) / LEVELS[recipe.values] * (1 + 2.0**-9) + 2.0**-24
-    return bool((np.abs(true - said) <= step).all())
+    return bool((np.abs(true - sent_values) <= step).all())
 
 
 def size(coded: CodedStreams) -> int:
@@ -128,11 +130,11 @@ def test_decoded_values_match_the_documented_decoding(
     values: dict[str, Floats], recipe: Recipe, number: int
 ) -> None:
     coded = encode(values, recipe, "fed", number)
-    seen, plain = decoded(coded, values, recipe), plainly_decoded(coded, layout_of(values), recipe)
-    assert list(seen) == list(plain)
+    rebuilt, plain = decoded(coded, values, recipe), plainly_decoded(coded, layout_of(values), recipe)
+    assert list(rebuilt) == list(plain)
     for name, array in values.items():
-        assert seen[name].tobytes() == plain[name].tobytes()
-        assert is_quantised(array, seen[name], recipe)
+        assert rebuilt[name].tobytes() == plain[name].tobytes()
+        assert is_quantised(array, rebuilt[name], recipe)
 
 
 @settings(deadline=None)
@@ -159,26 +161,26 @@ def test_integers_are_rounded_without_bias() -> None:
 
 def test_rounding_differs_between_rounds() -> None:
     values = {"b0.q.P": np.random.default_rng(0).normal(size=64).astype(np.float32)}
-    one, other = (encode(values, Recipe(values="int4"), "fed", number) for number in (1, 2))
-    assert one.tensors[CODES].tobytes() != other.tensors[CODES].tobytes()
+    first, second = (encode(values, Recipe(values="int4"), "fed", number) for number in (1, 2))
+    assert first.tensors[CODES].tobytes() != second.tensors[CODES].tobytes()
 
 
 def test_the_most_important_values_are_sent() -> None:
     values = {"b0.q.P": np.array([4, 3, 2, 1], np.float32)}
     recipe = Recipe(reference="served", density=0.5)
-    seen = decoded(encode(values, recipe, *KEY), values, recipe)["b0.q.P"]
-    assert seen.tolist() == [4, 3, 0, 0]
+    rebuilt = decoded(encode(values, recipe, *KEY), values, recipe)["b0.q.P"]
+    assert rebuilt.tolist() == [4, 3, 0, 0]
     importance = {"b0.q.P": np.array([0, 1, 0, 1], np.float32)}
-    seen = decoded(encode(values, recipe, *KEY, importance=importance), values, recipe)["b0.q.P"]
-    assert seen.tolist() == [0, 3, 0, 1]
+    rebuilt = decoded(encode(values, recipe, *KEY, importance=importance), values, recipe)["b0.q.P"]
+    assert rebuilt.tolist() == [0, 3, 0, 1]
 
 
 def test_preferred_values_cannot_exceed_the_density() -> None:
     values = {name: np.ones(10, np.float32) for name in ("b0.q.P", "b1.q.P")}
     recipe = Recipe(reference="served", density=0.5, values="int4")
     keep = {"b0.q.P": np.ones(10, bool), "b1.q.P": np.zeros(10, bool)}
-    seen = decoded(encode(values, recipe, *KEY, keep=keep), values, recipe)
-    assert [seen[name].sum() for name in values] == [pytest.approx(10, rel=0.01), 0]
+    rebuilt = decoded(encode(values, recipe, *KEY, keep=keep), values, recipe)
+    assert [rebuilt[name].sum() for name in values] == [pytest.approx(10, rel=0.01), 0]
     keep["b1.q.P"][0] = True
     with pytest.raises(ValueError, match="1 more values"):
         encode(values, recipe, *KEY, keep=keep)
@@ -233,5 +235,5 @@ def test_the_documented_example_is_true() -> None:
     coded = encode(values, recipe, *KEY)
     for name, stream in coded.tensors.items():
         assert f"| `{name}` | `{stream.tobytes().hex(' ')}` |" in document
-    seen = decoded(coded, values, recipe)
-    assert [seen[name].tolist() for name in values] == [[[0.75, -1.75], [0, 0]], [0, 3.5]]
+    rebuilt = decoded(coded, values, recipe)
+    assert [rebuilt[name].tolist() for name in values] == [[[0.75, -1.75], [0, 0]], [0, 3.5]]

@@ -32,13 +32,13 @@ DEAR = {1: 0.55, 2: 0.35, 3: 0.3}
 
 def runs() -> list[CellResult]:
     """Fabricate two rounds of three methods; one sends ten times as much as another, and gains late."""
-    made = []
+    results = []
     for seed in ALONE:
         alone = result("local_lora", seed, losses(0.9, ALONE[seed]), validated=True)
         cheap = result("fedit", seed, losses(CHEAP[seed], CHEAP[seed]), final=ends(0.8), validated=True)
         dear = result("fedex_lora", seed, losses(0.8, 0.8), final=ends(DEAR[seed]), validated=True)
-        made += [sending(alone, 0), cheap, sending(dear, 10)]
-    return made
+        results += [sending(alone, 0), cheap, sending(dear, 10)]
+    return results
 
 
 def losses(first: float, second: float) -> dict[str, tuple[float, float, float]]:
@@ -108,9 +108,9 @@ def test_the_largest_budget_pays_for_every_last_round(tmp_path: Path) -> None:
     results = [
         sending(done, 11) if (done.method, done.seed) == ("fedex_lora", 2) else done for done in runs()
     ]
-    made = compared(tmp_path, results)
-    dear = made.courses["fedex_lora"]
-    assert made.budgets[-1] >= 11 * 80_000
+    unequal = compared(tmp_path, results)
+    dear = unequal.courses["fedex_lora"]
+    assert unequal.budgets[-1] >= 11 * 80_000
     assert dear.budgets["loss"][-1] == end(dear)
 
 
@@ -150,8 +150,8 @@ def test_tables_say_what_is_noise(report: Report) -> None:
 
 @pytest.mark.parametrize("spread", [1.5, 8, 90, 5000])
 def test_axes_have_several_byte_labels_and_whole_rounds(report: Report, spread: float) -> None:
-    made = with_courses(report, bytes=[150e3 * spread ** (i / 2) for i in range(3)])
-    for figure in pictures(made):
+    changed = with_courses(report, bytes=[150e3 * spread ** (i / 2) for i in range(3)])
+    for figure in pictures(changed):
         FigureCanvasAgg(figure).draw()
         axes = figure.axes[0]
         low, high = axes.get_xlim()
@@ -171,8 +171,8 @@ def test_a_far_falling_loss_has_a_logarithmic_axis(report: Report, factor: float
     fallen = last.model_copy(
         update={"value": last.value.model_copy(update={"mean": factor * last.value.mean})}
     )
-    made = with_courses(report, only="fedex_lora", rounds={**best.rounds, "loss": [*earlier, fallen]})
-    for figure in pictures(made):
+    changed = with_courses(report, only="fedex_lora", rounds={**best.rounds, "loss": [*earlier, fallen]})
+    for figure in pictures(changed):
         assert figure.axes[0].get_yscale() == scale
 
 
@@ -214,28 +214,28 @@ def test_page_and_pictures_have_courses_and_searches(report: Report, tmp_path: P
 
 
 def test_without_a_control_there_are_no_differences(tmp_path: Path) -> None:
-    made = compared(tmp_path, [done for done in runs() if done.method != "local_lora"])
-    assert made.control is None
-    assert all(end(course).difference is None for course in made.courses.values())
-    assert differences(made, chart_styles(made)) is None
-    assert "minus" not in latex_at_equal_bytes(made)
+    uncontrolled = compared(tmp_path, [done for done in runs() if done.method != "local_lora"])
+    assert uncontrolled.control is None
+    assert all(end(course).difference is None for course in uncontrolled.courses.values())
+    assert differences(uncontrolled, chart_styles(uncontrolled)) is None
+    assert "minus" not in latex_at_equal_bytes(uncontrolled)
 
 
 def test_the_study_names_its_control(tmp_path: Path) -> None:
     read = study(tmp_path, more='fair.control = "fedit"\n')
-    made = summarise(read, "battery", [1, 2, 3], runs(), [])
-    assert (made.control, made.baselines) == ("fedit", ["local_lora", "fedit"])
-    assert end(made.courses["fedit"]).difference is None
-    difference = end(made.courses["local_lora"]).difference
+    summary = summarise(read, "battery", [1, 2, 3], runs(), [])
+    assert (summary.control, summary.baselines) == ("fedit", ["local_lora", "fedit"])
+    assert end(summary.courses["fedit"]).difference is None
+    difference = end(summary.courses["local_lora"]).difference
     assert difference is not None
     assert difference.values == pytest.approx([0.1, 0.1, 0.1])
 
 
 def test_a_method_with_sampled_clients_has_no_course(tmp_path: Path) -> None:
     results = [absent(done) if done.method == "fedex_lora" else done for done in runs()]
-    made = compared(tmp_path, results)
-    assert list(made.courses) == ["local_lora", "fedit"]
-    assert remarks(made)[-1].startswith("fedex_lora: clients take part in different rounds")
+    summary = compared(tmp_path, results)
+    assert list(summary.courses) == ["local_lora", "fedit"]
+    assert remarks(summary)[-1].startswith("fedex_lora: clients take part in different rounds")
 
 
 def absent(done: CellResult) -> CellResult:
@@ -251,15 +251,15 @@ def test_the_report_has_searches_and_their_cost(tmp_path: Path) -> None:
     finish_searches(comparison, {0.1: 1, 0.2: 2})
     for cell in comparison.cells:
         store_finished(comparison, cell, 0.5)
-    made = comparison.reported()
-    assert [(cost.method, cost.seed, cost.rate) for cost in made.costs if cost.search] == [
+    summary = comparison.reported()
+    assert [(cost.method, cost.seed, cost.rate) for cost in summary.costs if cost.search] == [
         ("local_lora", 0, 0.1),
         ("local_lora", 0, 0.2),
         ("fedit", 0, 0.1),
         ("fedit", 0, 0.2),
     ]
-    assert len(made.costs) == 8
-    assert made.paired_seeds == [1, 2]
-    assert made.search_seed == 0
-    assert made.methods[0].trials == [RateTrial(rate=0.1, loss=1), RateTrial(rate=0.2, loss=2)]
-    assert made.search_cpu_seconds == 4 + 4 * 0.5  # whole runs, and what agents searched in the others
+    assert len(summary.costs) == 8
+    assert summary.paired_seeds == [1, 2]
+    assert summary.search_seed == 0
+    assert summary.methods[0].trials == [RateTrial(rate=0.1, loss=1), RateTrial(rate=0.2, loss=2)]
+    assert summary.search_cpu_seconds == 4 + 4 * 0.5  # whole runs, and what agents searched in the others

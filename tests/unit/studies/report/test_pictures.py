@@ -22,8 +22,8 @@ from tests.scene.studies import result, study
 
 def expert(number: int, **fields: object) -> ExpertView:
     shown = {"status": "active", "born": 0, "ended": None, "parent": None, "merged_into": None, "prior": 0.5}
-    rest = {"utilisation": 0.5, "revision": 1, "digest": None, "bytes": 0}
-    return ExpertView.model_validate({"expert": number, **shown, **rest, **fields})
+    measured = {"utilisation": 0.5, "revision": 1, "digest": None, "bytes": 0}
+    return ExpertView.model_validate({"expert": number, **shown, **measured, **fields})
 
 
 BANK = BankRecord(

@@ -11,13 +11,13 @@ from coordinator.http.limits.concurrency import KeyedLock
 
 
 def test_a_keyed_lock_serialises_only_equal_keys() -> None:
-    said: list[str] = []
+    turns_taken: list[str] = []
 
     async def upload(turns: KeyedLock, name: str, say: str) -> None:
         async with turns.hold(name):
-            said.append(say)
+            turns_taken.append(say)
             await anyio.sleep(0.01)
-            said.append(say)
+            turns_taken.append(say)
 
     async def run() -> KeyedLock:
         turns = KeyedLock()
@@ -27,8 +27,8 @@ def test_a_keyed_lock_serialises_only_equal_keys() -> None:
         return turns
 
     turns = anyio.run(run)
-    assert [say for say in said if say != "3"] == ["1", "1", "2", "2"]
-    assert said[1] == "3"
+    assert [say for say in turns_taken if say != "3"] == ["1", "1", "2", "2"]
+    assert turns_taken[1] == "3"
     assert not turns._locks
 
 

@@ -34,7 +34,9 @@ class Answering(uvicorn.Server):
     @property
     def waiting_bytes(self) -> int:
         """How much of the answers waits in this process."""
-        return sum(one.transport.get_write_buffer_size() for one in self.server_state.connections)  # type: ignore[union-attr]
+        return sum(
+            connection.transport.get_write_buffer_size() for connection in self.server_state.connections
+        )  # type: ignore[union-attr]
 
     def connect(self, *, window: int) -> socket.socket:
         """Come as one whose own system takes no more than this for it."""

@@ -91,7 +91,7 @@ def responses(line: socket.socket, count: int) -> list[str]:
     received = b""
     while len(re.findall(rb"\]", received)) < count and (piece := line.recv(65536)):
         received += piece
-    return [found.decode() for found in re.findall(rb"\[[^\]]*\]", received)]
+    return [body.decode() for body in re.findall(rb"\[[^\]]*\]", received)]
 
 
 def head(method: str, path: str, *fields: str, version: str = "1.1") -> bytes:
@@ -140,12 +140,12 @@ def test_mixed_requests_are_answered_in_order(server: Echo, size: int) -> None:
 def send_until_blocked(line: socket.socket, request: bytes) -> int:
     """Send a request again and again until the other side takes no more; return the bytes sent."""
     line.setblocking(False)
-    total, quiet, rest = 0, 0, b""
+    total, quiet, unsent = 0, 0, b""
     while quiet < 20:
-        rest = rest or request * 100
+        unsent = unsent or request * 100
         try:
-            size = line.send(rest)
-            total, rest, quiet = total + size, rest[size:], 0
+            size = line.send(unsent)
+            total, unsent, quiet = total + size, unsent[size:], 0
         except BlockingIOError:
             quiet += 1
             time.sleep(0.01)
