@@ -14,7 +14,7 @@ from schemas.wire.envelope import pack
 from tests.scene.coordinator import PROFILE, Served, slug
 from tests.scene.rounds import join, put, update_body, upload_headers, values, wait_for, weights
 
-PIVOT, OTHER = PROFILE["base_model"], "tiny-l-aaaaaaaaaaaa"
+PIVOT, LARGE = PROFILE["base_model"], "tiny-l-aaaaaaaaaaaa"
 
 SET = "sha256:" + "5" * 64
 
@@ -26,7 +26,7 @@ ERRORS = {"a": 0.1, "b_token": 0.9, "b_task": 0.5}
 
 ANCHORS = {"anchors": [{"id": f"a{i}", "prompt": f"{i} + {i} =", "answer": f" {2 * i}"} for i in range(3)]}
 
-WIDTH = {PIVOT: 6, OTHER: 8}
+WIDTH = {PIVOT: 6, LARGE: 8}
 
 
 def aligned(served: Served, frames: str = "pca-tok", *, has_anchors: bool = True, **plan: Any) -> str:
@@ -121,11 +121,11 @@ def direction_scores(source: str, target: str, *, zero: dict[str, Any] = BAD_SCO
 
 
 def acceptance_figures(pack: str, verdict: str = "passed", **changes: Any) -> dict[str, Any]:
-    back = direction_scores(OTHER, PIVOT, zero=BAD_SCORES if verdict == "passed" else GOOD_SCORES)
+    back = direction_scores(LARGE, PIVOT, zero=BAD_SCORES if verdict == "passed" else GOOD_SCORES)
     return {
         "pack": pack,
         "verdict": verdict,
-        "directions": [direction_scores(PIVOT, OTHER), back],
+        "directions": [direction_scores(PIVOT, LARGE), back],
         "taught": 60,
         "steps": 50,
         "learning_rate": 0.003,
@@ -136,7 +136,7 @@ def acceptance_figures(pack: str, verdict: str = "passed", **changes: Any) -> di
 def with_packs(served: Served) -> tuple[str, str]:
     """Make a federation with both packs; return its id and the digest of the other base model's pack."""
     federation_id = aligned(served)
-    for base_model in (PIVOT, OTHER):
+    for base_model in (PIVOT, LARGE):
         stored = put_pack(served.admin, federation_id, base_model)
         assert stored.status_code == 201, stored.text
     return federation_id, str(stored.json()["digest"])
@@ -146,7 +146,7 @@ def pack_path(federation_id: str, base_model: str) -> str:
     return f"/v1/federations/{federation_id}/alignments/{base_model}"
 
 
-def acceptance_path(federation_id: str, base_model: str = OTHER) -> str:
+def acceptance_path(federation_id: str, base_model: str = LARGE) -> str:
     return f"{pack_path(federation_id, base_model)}/acceptance"
 
 
@@ -155,7 +155,7 @@ def assert_weights_are_shared(
 ) -> None:
     """Play a round of a client of the pivot and two of the other base model; see whether it mixes both."""
     pivots = served.enrol(federation_id, "pivot")
-    others = [served.enrol(federation_id, name, base_model=OTHER) for name in ("a", "b")]
+    others = [served.enrol(federation_id, name, base_model=LARGE) for name in ("a", "b")]
     served.start_federation(federation_id)
     bases = [join(silo, 1) for silo in (pivots, *others)]
     for silo, base, fill in zip((pivots, *others), bases, (1.0, 3.0, 5.0), strict=True):
@@ -163,7 +163,7 @@ def assert_weights_are_shared(
         assert put(silo, 1, update_body(silo, 1, base, values(fill), pack=digest)).status_code == 201
     wait_for(served, federation_id, 1, "published")
     # a newcomer shows what the rule does to those without an update, too
-    newcomer = served.enrol(federation_id, "new", base_model=OTHER)
+    newcomer = served.enrol(federation_id, "new", base_model=LARGE)
     by_client = {}
     for silo in (pivots, *others, newcomer):
         join(silo, 2)

@@ -95,7 +95,7 @@ class Coordinator:
         except httpx.TransportError:
             return False
 
-    def said(self, event: str) -> int:
+    def count_logged(self, event: str) -> int:
         """How often it has logged an event."""
         return self.log.read_text().count(event)
 
@@ -135,7 +135,7 @@ class Coordinator:
         self.process.send_signal(signal.SIGCONT)
 
 
-class Undertaker(threading.Thread):
+class CrashRestarter(threading.Thread):
     """Starts a coordinator again that died at its place, to die at the next one; kills nobody itself."""
 
     def __init__(self, coordinator: Coordinator, places: list[Place]) -> None:

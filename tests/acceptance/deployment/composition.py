@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[3]
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text("utf-8"))
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
 _DEFAULT = re.compile(r"\$\{[A-Z_]+:-([^}]*)\}")  # ${NAME:-default}, where nobody sets NAME
-OURS = [name for name, service in SERVICES.items() if "build" in service]
+BUILT_SERVICES = [name for name, service in SERVICES.items() if "build" in service]
 
 
 @dataclass

@@ -41,8 +41,8 @@ class Host:
         home.mkdir(parents=True, exist_ok=True)
         temporary = self.folder / "tmp" / service
         temporary.mkdir(parents=True, exist_ok=True)
-        command = [self._here(service, word) for word in argv or argv_of(service)]
-        named = {k: self._here(service, v) for k, v in environment_of(service).items()}
+        command = [self._localised(service, word) for word in argv or argv_of(service)]
+        named = {k: self._localised(service, v) for k, v in environment_of(service).items()}
         environment = self.extra | named | {"HOME": str(home), "TMPDIR": str(temporary)}
         environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.defpath}"
         with (self.folder / f"{service}.log").open("a") as log:
@@ -54,14 +54,14 @@ class Host:
 
     def home(self, service: str) -> Path:
         """What the container's working directory is: a volume, or a folder in which it must write nothing."""
-        folder = self._here(service, stage_of(service).last("WORKDIR") or "")
+        folder = self._localised(service, stage_of(service).last("WORKDIR") or "")
         return Path(folder) if folder.startswith(str(self.folder)) else self.folder / "home" / service
 
     def log(self, service: str) -> str:
         """What it said so far."""
         return (self.folder / f"{service}.log").read_text()
 
-    def _here(self, service: str, text: str) -> str:
+    def _localised(self, service: str, text: str) -> str:
         """Put places of this machine for those of the container."""
         places = {path: str(self._source(source)) for path, source in mounts_of(service).items()}
         if any(path.startswith("/run/secrets/") for path in places):

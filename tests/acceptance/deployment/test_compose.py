@@ -18,8 +18,8 @@ from schemas.messages.alignment import PACK_BYTES
 from schemas.messages.federations import FederationPlan, LimitsPlan
 from schemas.messages.recommendations import FEDMOSAIC, recommended
 from tests.acceptance.deployment.composition import (
+    BUILT_SERVICES,
     COMPOSE,
-    OURS,
     ROOT,
     SERVICES,
     environment_of,
@@ -54,7 +54,7 @@ def test_services_are_unprivileged_with_a_read_only_root(name: str) -> None:
     assert "/tmp" in {path.partition(":")[0] for path in service["tmpfs"]}
 
 
-@pytest.mark.parametrize("name", OURS)
+@pytest.mark.parametrize("name", BUILT_SERVICES)
 def test_a_service_runs_as_its_images_user(name: str) -> None:
     assert SERVICES[name]["user"] == stage_of(name).last("USER")
 
@@ -144,13 +144,13 @@ def test_an_agent_has_its_own_enrolment_token_only() -> None:
 
 
 def test_services_use_https_urls() -> None:
-    for name in OURS:
+    for name in BUILT_SERVICES:
         for variable in ("TESSERA_URL", "TESSERA_AGENT_URL"):
             assert environment_of(name).get(variable, "https://").startswith("https://"), name
 
 
 def test_the_authoritys_keys_are_mounted_without_network() -> None:
-    services = {name for name in OURS if "certificates" in mounts_of(name).values()}
+    services = {name for name in BUILT_SERVICES if "certificates" in mounts_of(name).values()}
     assert services == {"caddy", "trust"}
     assert SERVICES["trust"]["network_mode"] == "none"
     assert "secrets" not in SERVICES["trust"]
@@ -173,7 +173,7 @@ def test_the_coordinators_threads_equal_its_processors() -> None:
 
 
 def test_mounted_sources_exist() -> None:
-    for name in OURS:
+    for name in BUILT_SERVICES:
         for source in mounts_of(name).values():
             if source.startswith("./") and not source.startswith("./secrets/"):
                 assert (ROOT / source).is_dir(), source

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from tests.acceptance.deployment.composition import OURS, ROOT, SERVICES, Stage, dockerfile
+from tests.acceptance.deployment.composition import BUILT_SERVICES, ROOT, SERVICES, Stage, dockerfile
 from tests.acceptance.deployment.lock_files import pins
 
 TARGETS = ("coordinator", "agent", "caddy")
@@ -14,7 +14,7 @@ HEAVY = {"torch", "transformers", "peft", "bitsandbytes"}
 
 
 def test_build_targets_of_compose_exist() -> None:
-    assert {SERVICES[name]["build"]["target"] for name in OURS} == set(TARGETS)
+    assert {SERVICES[name]["build"]["target"] for name in BUILT_SERVICES} == set(TARGETS)
     assert set(TARGETS) <= set(dockerfile())
 
 

@@ -77,11 +77,11 @@ def slurm_node(folder: Path) -> Iterator[dict[str, str]]:
             stack.callback(process.terminate)
             if command[0] == "munged":
                 wait_until(munge["socket"].exists, what="munged")
-        wait_until(lambda: "idle" in _asked(environment, "sinfo"), what="an idle node of Slurm")
+        wait_until(lambda: "idle" in _query(environment, "sinfo"), what="an idle node of Slurm")
         yield environment
 
 
-def _asked(environment: dict[str, str], *command: str) -> str:
+def _query(environment: dict[str, str], *command: str) -> str:
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     return done.stdout
 

@@ -12,7 +12,7 @@ from tests.scene.coordinator import ADMIN_TOKEN, Served
 from tests.scene.rounds import PLAN, deliver, running, values, wait_for
 
 
-class Once:
+class SingleLook:
     """Agents that are looked at once."""
 
     def until(self, condition: Callable[[], bool], awaited: str, *, every: float = 0.3) -> None:
@@ -29,7 +29,7 @@ def test_progress_names_the_round_and_the_share(coordinator: Served) -> None:
     def report(text: str, done: float) -> None:
         reports.append((text, done))
 
-    agents = cast("Agents", Once())
+    agents = cast("Agents", SingleLook())
     with Operator(coordinator.url, ADMIN_TOKEN) as operator:
         path = f"/v1/federations/{federation_id}"
         _follow(operator, path, agents, report, rounds=4, until=lambda view: view["round"] == 2)

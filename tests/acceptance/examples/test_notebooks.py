@@ -12,7 +12,7 @@ from nbclient import NotebookClient
 from docs.generate.python_api import PARTS
 
 FOLDER = Path(__file__).parents[3] / "examples" / "notebooks"
-OURS = {"client_agent", "coordinator", "examples", "schemas", "studies"}
+OWN_PACKAGES = {"client_agent", "coordinator", "examples", "schemas", "studies"}
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
 
 
@@ -30,10 +30,10 @@ def test_notebooks_import_the_public_api_alone(file: Path) -> None:
     )
     public = {part.exported_by: {name for _, name in part.names} for part in PARTS}
     for node in ast.walk(ast.parse(code)):
-        if isinstance(node, ast.ImportFrom) and node.module and node.module.partition(".")[0] in OURS:
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.partition(".")[0] in OWN_PACKAGES:
             assert {alias.name for alias in node.names} <= public.get(node.module, set()), node.module
         elif isinstance(node, ast.Import):
-            assert not {alias.name.partition(".")[0] for alias in node.names} & OURS
+            assert not {alias.name.partition(".")[0] for alias in node.names} & OWN_PACKAGES
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ from client_agent.model.loading import base_model_slug
 from tests.scene.agent_processes import EXAMPLES, MODELS, prepare_agent, tessera
 from tests.scene.coordinator import ADMIN_TOKEN, Served
 
-PIVOT, OTHER = (base_model_slug(str(MODELS[name])) for name in "SL")
+PIVOT, LARGE = (base_model_slug(str(MODELS[name])) for name in "SL")
 ANCHORS = EXAMPLES / "anchors.json"
 
 
@@ -42,8 +42,8 @@ def test_an_enrolled_silos_verdict_is_stored(serve: Callable[..., Served], tmp_p
         p["base_model"]: p
         for p in served.admin.get(f"/v1/federations/{federation_id}/alignments").json()["items"]
     }
-    stored = packs[OTHER]["acceptance"]
-    assert packs[OTHER]["digest"] == tested["pack"]
+    stored = packs[LARGE]["acceptance"]
+    assert packs[LARGE]["digest"] == tested["pack"]
     assert packs[PIVOT]["acceptance"] is None
     assert stored["directions"] == tested["directions"]
     assert (stored["verdict"], stored["steps"], stored["seed"]) == (tested["verdict"], 50, 0)
@@ -51,7 +51,7 @@ def test_an_enrolled_silos_verdict_is_stored(serve: Callable[..., Served], tmp_p
     assert len(stored["directions"][0]["endings"]["right"]["loss"]) >= 5
     (client,) = served.admin.get(f"/v1/federations/{federation_id}/clients").json()["items"]
     assert stored["tested_by"] == client["client_id"]
-    assert [d["source"] for d in tested["directions"]] == [PIVOT, OTHER]
+    assert [d["source"] for d in tested["directions"]] == [PIVOT, LARGE]
 
 
 def offline(tmp_path: Path, model: str, *arguments: str) -> subprocess.CompletedProcess[str]:

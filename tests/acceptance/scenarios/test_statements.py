@@ -23,7 +23,7 @@ MOST = {
 
 
 @dataclass
-class Asked:
+class StatementCounts:
     """What the requests of a while asked of the database; the ticker's threads are left out."""
 
     statements: int = 0
@@ -31,8 +31,8 @@ class Asked:
 
 
 @contextmanager
-def counted() -> Iterator[Asked]:
-    counts = Asked()
+def counted() -> Iterator[StatementCounts]:
+    counts = StatementCounts()
 
     def statement(*_: object) -> None:
         counts.statements += not _is_tickers()

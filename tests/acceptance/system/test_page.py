@@ -8,7 +8,7 @@ from sqlalchemy import update
 
 from coordinator.db.tables.federations import FederationRow
 from tests.acceptance.system.page import enter
-from tests.scene.alignment import OTHER, acceptance_figures, with_packs
+from tests.scene.alignment import LARGE, acceptance_figures, with_packs
 from tests.scene.coordinator import Served
 from tests.scene.rounds import deliver, one_round, plan, running, scored, url, values
 
@@ -132,12 +132,12 @@ def test_one_chooses_among_federations(page: Page, served: Served) -> None:
 def test_packs_show_their_verdicts_losses_and_errors(page: Page, served: Served) -> None:
     federation_id, pack = with_packs(served)
     tested = acceptance_figures(pack, "failed")
-    stored = served.admin.put(f"/v1/federations/{federation_id}/alignments/{OTHER}/acceptance", json=tested)
+    stored = served.admin.put(f"/v1/federations/{federation_id}/alignments/{LARGE}/acceptance", json=tested)
     assert stored.status_code == 201, stored.text
     enter(page, served)
     expect(page.locator("#alignment-part")).to_be_visible()
     shown = {row[0]: row[1:] for row in _rows(page, "packs")}
-    verdict, right, zero, wrong, random_frames, sharing = shown[OTHER]
+    verdict, right, zero, wrong, random_frames, sharing = shown[LARGE]
     assert verdict == "failed"
     assert "identical base model only" in sharing
     # Means of the figures' five losses; in the failed direction zero does as well as what was taught.

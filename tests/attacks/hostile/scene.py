@@ -162,8 +162,8 @@ def set_up(served: ServedProcess) -> Scene:
     deep = _of_many_layers(served)
     for client in (silo, second, newcomer, elsewhere, late, private, deep):
         assert is_answered(client)  # seen just now: nobody is noted as seen meanwhile
-    wait_until_told(served, federation_id, joined=4, arrived=1)
-    wait_until_told(served, private.federation_id, joined=1)
+    wait_until_counted(served, federation_id, joined=4, arrived=1)
+    wait_until_counted(served, private.federation_id, joined=1)
     scene = Scene(
         served,
         silo,
@@ -197,7 +197,7 @@ def _joined_and_closed(served: Served) -> Silo:
     for client in (late, *others):
         assert try_join(client, 1).status_code == 200
     deliver(others[0], 1, values(1.0))
-    wait_until_told(served, federation_id, joined=3, arrived=1)
+    wait_until_counted(served, federation_id, joined=3, arrived=1)
     with served.database.write() as session:  # as another process' claim leaves it
         moment = datetime.now(UTC) + timedelta(seconds=_A_DAY)
         statement = update(RoundRow).where(RoundRow.federation_id == federation_id)
@@ -207,7 +207,7 @@ def _joined_and_closed(served: Served) -> Silo:
     return late
 
 
-def wait_until_told(served: Served, federation_id: str, **counts: int) -> None:
+def wait_until_counted(served: Served, federation_id: str, **counts: int) -> None:
     """Wait for the event of a round that counts so much: then nothing is written that was not asked for."""
     with served.admin.stream(
         "GET", f"/v1/federations/{federation_id}/events", headers={"Last-Event-ID": "0"}
@@ -232,7 +232,7 @@ def framed(header: bytes, data: bytes = b"") -> bytes:
     return struct.pack("<Q", len(header)) + header + data
 
 
-def talk(scene: Scene, *sent: bytes, seconds: float = 15.0, pause: float = 0.0) -> Answer:
+def exchange_bytes(scene: Scene, *sent: bytes, seconds: float = 15.0, pause: float = 0.0) -> Answer:
     """Send bytes as they are on a connection of their own, and read one answer, or nothing at all."""
     with scene.served.line(seconds) as line:
         try:

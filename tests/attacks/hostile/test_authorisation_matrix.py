@@ -14,7 +14,7 @@ import pytest
 
 from coordinator.app import create_app
 from coordinator.settings import Settings
-from tests.scene.alignment import OTHER, PIVOT, acceptance_figures, aligned, put_pack
+from tests.scene.alignment import LARGE, PIVOT, acceptance_figures, aligned, put_pack
 from tests.scene.coordinator import Served, Silo, slug
 from tests.scene.rounds import join, put, update_body, values, wait_for
 from tests.scene.stored_bank import store_bank
@@ -132,7 +132,7 @@ class World:
             federation_id = self.served.federation(name="passing")
         if operation.startswith("DELETE") and "{cid}" in template and role == "admin":
             client_id = self.served.enrol(
-                federation_id, f"passing-{next(_names)}", base_model=OTHER
+                federation_id, f"passing-{next(_names)}", base_model=LARGE
             ).client_id
         if operation.startswith("DELETE") and "{base_model}" in template and role in ("operator", "admin"):
             federation_id = self.with_packs("passing")
@@ -140,13 +140,13 @@ class World:
         if "{token_id}" in template:
             created = self.served.admin.post("/v1/tokens", json={"role": "auditor", "name": "passing"})
             token = created.json()["id"]
-        names = {"fid": federation_id, "cid": client_id, "token_id": token, "base_model": OTHER}
+        names = {"fid": federation_id, "cid": client_id, "token_id": token, "base_model": LARGE}
         return template.format(**names, n=1, session=1, step=0, expert=1, revision=6)
 
     def with_packs(self, name: str) -> str:
         """Make a federation with an alignment pack of each base model."""
         federation_id = aligned(self.served, name=name)
-        for base_model in (PIVOT, OTHER):
+        for base_model in (PIVOT, LARGE):
             assert put_pack(self.served.admin, federation_id, base_model).status_code == 201
         return federation_id
 
@@ -164,12 +164,12 @@ _names = itertools.count()
 def world(coordinator: Served) -> World:
     privacy = {"roster_policy": "tofu"}  # otherwise the roster is nobody's but people's
     federation_id = aligned(coordinator, privacy=privacy, rounds={"total": 3, "min_clients": 2})
-    for base_model in (PIVOT, OTHER):
+    for base_model in (PIVOT, LARGE):
         stored = put_pack(coordinator.admin, federation_id, base_model)
         assert stored.status_code == 201, stored.text
     pack = str(stored.json()["digest"])
     names = ("client", "neighbour", "revoked")
-    client, neighbour, revoked = (coordinator.enrol(federation_id, name, base_model=OTHER) for name in names)
+    client, neighbour, revoked = (coordinator.enrol(federation_id, name, base_model=LARGE) for name in names)
     gone = coordinator.admin.delete(f"/v1/federations/{federation_id}/clients/{revoked.client_id}")
     assert gone.status_code == 204
     coordinator.start_federation(federation_id)

@@ -27,7 +27,7 @@ def _frame(make: Callable[[bytes], bytes]) -> Callable[[Scene], Any]:
     return lambda scene: put(scene.silo, 1, make(scene.good()), "zstd")
 
 
-def _each(make: Callable[[bytes], Iterable[bytes]]) -> Callable[[Scene], Iterator[httpx.Response]]:
+def _one_by_one(make: Callable[[bytes], Iterable[bytes]]) -> Callable[[Scene], Iterator[httpx.Response]]:
     """Send many frames, one by one."""
     return lambda scene: (put(scene.silo, 1, frame, "zstd") for frame in make(_zstd(scene.good())))
 
@@ -69,7 +69,7 @@ CASES = [
         422,
         "codec-window",
     ),
-    Case(22, "cut off at every byte", _each(_cut), 422, "codec-truncated"),
+    Case(22, "cut off at every byte", _one_by_one(_cut), 422, "codec-truncated"),
     Case(23, "two frames", _frame(lambda good: _zstd(good) * 2), 422, "codec-trailing"),
     Case(
         23, "a skippable frame before", _frame(lambda good: _SKIPPABLE + _zstd(good)), 422, "codec-trailing"
@@ -86,7 +86,7 @@ CASES = [
         "codec-trailing",
     ),
     Case(23, "no frame at all", _frame(lambda good: good), 422, "codec-trailing"),
-    Case(24, "a damaged checksum", _each(_damaged_checksum), 422, "codec-corrupt"),
+    Case(24, "a damaged checksum", _one_by_one(_damaged_checksum), 422, "codec-corrupt"),
     Case(24, "no checksum", _frame(lambda good: _zstd(good, write_checksum=False)), 422, "codec-corrupt"),
 ]
 

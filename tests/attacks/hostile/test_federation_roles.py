@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from tests.attacks.hostile.test_authorisation_matrix import ANYONE, NOT_SET_UP, POLICIES
-from tests.scene.alignment import OTHER, PIVOT, acceptance_figures, aligned, put_pack
+from tests.scene.alignment import LARGE, PIVOT, acceptance_figures, aligned, put_pack
 from tests.scene.coordinator import Served, Silo, slug, start
 from tests.scene.openid_provider import CLIENT, running_provider
 from tests.scene.rounds import join, put, update_body, values, wait_for
@@ -52,13 +52,13 @@ class RolesByFederation:
             federation_id = self.removed
         elif silo is self.inside and method == "DELETE":  # what other routes need stays as it is
             federation_id = self.passing
-            put_pack(self.served.admin, federation_id, OTHER)
+            put_pack(self.served.admin, federation_id, LARGE)
             if "{cid}" in template:
-                client_id = self.served.enrol(federation_id, f"of the {role}", base_model=OTHER).client_id
+                client_id = self.served.enrol(federation_id, f"of the {role}", base_model=LARGE).client_id
         path = template.format(
             fid=federation_id,
             cid=client_id,
-            **{"token_id": "tok_none", "base_model": OTHER, "n": 1, "session": 1, "step": 0},
+            **{"token_id": "tok_none", "base_model": LARGE, "n": 1, "session": 1, "step": 0},
             **{"expert": 1, "revision": 6},
         )
         body = acceptance_figures(self.pack) if operation.endswith("/acceptance") else {}
@@ -73,11 +73,11 @@ class RolesByFederation:
 def _published(served: Served, name: str) -> tuple[Silo, str]:
     """Make a federation with a published round, packs and a bank; return a client of it and its pack."""
     federation_id = aligned(served, name=name, rounds={"total": 3, "min_clients": 2})
-    for base_model in (PIVOT, OTHER):
+    for base_model in (PIVOT, LARGE):
         stored = put_pack(served.admin, federation_id, base_model)
         assert stored.status_code == 201, stored.text
     pack = str(stored.json()["digest"])
-    silos = [served.enrol(federation_id, silo, base_model=OTHER) for silo in ("aster", "birch")]
+    silos = [served.enrol(federation_id, silo, base_model=LARGE) for silo in ("aster", "birch")]
     served.start_federation(federation_id)
     for silo, base in [(silo, join(silo, 1)) for silo in silos]:
         assert put(silo, 1, update_body(silo, 1, base, values(1.0), pack=pack)).status_code == 201
@@ -162,4 +162,4 @@ def test_the_other_federation_is_unchanged(scene: RolesByFederation) -> None:
     shown = scene.served.admin.get(path).json()
     assert (shown["state"], shown["clients"]) == ("running", {"enrolled": 2, "revoked": 0})
     packs = scene.served.admin.get(f"{path}/alignments").json()
-    assert {item["base_model"] for item in packs["items"]} == {PIVOT, OTHER}
+    assert {item["base_model"] for item in packs["items"]} == {PIVOT, LARGE}

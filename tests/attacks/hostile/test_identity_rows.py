@@ -85,7 +85,7 @@ def _uncovered(scene: Scene) -> httpx.Response:
     return scene.served.http().send(httpx.Request("PUT", bare.url, content=body, headers=headers))
 
 
-def _asks(caller: str, method: str, path: str, **content: Any) -> Send:
+def _request_as(caller: str, method: str, path: str, **content: Any) -> Send:
     def send(scene: Scene) -> httpx.Response:
         silo: Silo = getattr(scene, caller)
         return silo.http.request(method, path.format(scene=scene), **content)
@@ -120,7 +120,7 @@ def _respelt(**parts: str) -> Callable[[Scene, dict[str, Any]], dict[str, Any]]:
 
 FEDERATION = "/v1/federations/{scene.silo.federation_id}"
 ELSEWHERE = "/v1/federations/{scene.elsewhere.federation_id}"
-OTHER = FEDERATION + "/clients/{scene.other.client_id}"
+PEER_CLIENT = FEDERATION + "/clients/{scene.other.client_id}"
 PLAN = federation_plan().model_dump(mode="json")
 
 TOKENS: dict[str, dict[str, str]] = {}
@@ -156,17 +156,21 @@ CASES = [
     ),
     Case(5, "a revoked key", _by(lambda s: s.revoked.key, "GET", "/v1/me"), 401, "key-revoked"),
     Case(
-        5, "a revoked key joins", _asks("revoked", "POST", FEDERATION + "/rounds/1/join"), 401, "key-revoked"
+        5,
+        "a revoked key joins",
+        _request_as("revoked", "POST", FEDERATION + "/rounds/1/join"),
+        401,
+        "key-revoked",
     ),
     Case(6, "a used nonce", _twice, 401, "replayed"),
     Case(7, "a body that is not signed", _uncovered, 401, "signature-profile"),
     Case(7, "a second label", _changed(_second_label), 401, "signature-profile"),
-    Case(8, "another's state", _asks("silo", "GET", OTHER + "/adapter"), 404, "not-found"),
-    Case(8, "another's profile", _asks("silo", "GET", OTHER), 404, "not-found"),
-    Case(8, "nobody's profile", _asks("silo", "GET", FEDERATION + "/clients/cli_0"), 404, "not-found"),
-    Case(8, "revokes another", _asks("silo", "DELETE", OTHER), 404, "not-found"),
-    Case(8, "another's round", _asks("silo", "GET", ELSEWHERE + "/rounds/1"), 404, "not-found"),
-    Case(8, "joins elsewhere", _asks("silo", "POST", ELSEWHERE + "/rounds/1/join"), 404, "not-found"),
+    Case(8, "another's state", _request_as("silo", "GET", PEER_CLIENT + "/adapter"), 404, "not-found"),
+    Case(8, "another's profile", _request_as("silo", "GET", PEER_CLIENT), 404, "not-found"),
+    Case(8, "nobody's profile", _request_as("silo", "GET", FEDERATION + "/clients/cli_0"), 404, "not-found"),
+    Case(8, "revokes another", _request_as("silo", "DELETE", PEER_CLIENT), 404, "not-found"),
+    Case(8, "another's round", _request_as("silo", "GET", ELSEWHERE + "/rounds/1"), 404, "not-found"),
+    Case(8, "joins elsewhere", _request_as("silo", "POST", ELSEWHERE + "/rounds/1/join"), 404, "not-found"),
     Case(
         8,
         "uploads from elsewhere",
@@ -174,19 +178,21 @@ CASES = [
         404,
         "not-found",
     ),
-    Case(9, "opens a federation", _asks("silo", "POST", "/v1/federations", json=PLAN), 403, "forbidden"),
-    Case(9, "ends its own", _asks("silo", "POST", FEDERATION + "/finish"), 403, "forbidden"),
+    Case(
+        9, "opens a federation", _request_as("silo", "POST", "/v1/federations", json=PLAN), 403, "forbidden"
+    ),
+    Case(9, "ends its own", _request_as("silo", "POST", FEDERATION + "/finish"), 403, "forbidden"),
     Case(
         9,
         "revokes itself",
-        _asks("silo", "DELETE", FEDERATION + "/clients/{scene.silo.client_id}"),
+        _request_as("silo", "DELETE", FEDERATION + "/clients/{scene.silo.client_id}"),
         403,
         "forbidden",
     ),
     Case(
         9,
         "makes a token",
-        _asks("silo", "POST", "/v1/tokens", json={"role": "admin", "name": "x"}),
+        _request_as("silo", "POST", "/v1/tokens", json={"role": "admin", "name": "x"}),
         403,
         "forbidden",
     ),

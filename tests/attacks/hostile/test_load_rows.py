@@ -29,7 +29,7 @@ from tests.attacks.hostile.scene import (
     media_type_headers,
     read_answer,
     set_up,
-    wait_until_told,
+    wait_until_counted,
 )
 from tests.scene.coordinator import Served, Silo
 from tests.scene.coordinator_process import start_process
@@ -118,7 +118,7 @@ def test_a_locked_database_answers_503_in_time(scene: Scene) -> None:
     others = [scene.other, scene.newcomer]
     bodies = {peer.client_id: update_body(peer, 1, join(peer, 1), values(1.0)) for peer in others}
     bodies[scene.silo.client_id] = scene.good()
-    wait_until_told(scene.served, scene.silo.federation_id, joined=5)
+    wait_until_counted(scene.served, scene.silo.federation_id, joined=5)
     before = scene.stored()
     with ThreadPoolExecutor(3) as pool, _locked(scene):
         requests = {}
@@ -215,7 +215,7 @@ def _can_mount() -> bool:
     return done.returncode == 0
 
 
-def _leave(disk: Path, free: int) -> None:
+def _fill_disk_except(disk: Path, free: int) -> None:
     """Fill a disk but for about `free` bytes."""
     filler = disk / "filler"
     filler.unlink(missing_ok=True)
@@ -255,16 +255,16 @@ def test_a_round_continues_after_a_full_disk(tmp_path: Path) -> None:
             round_view: dict[str, Any] = served.admin.get(f"/v1/federations/{federation_id}/rounds/1").json()
             return round_view
 
-        _leave(root, 300_000)
+        _fill_disk_except(root, 300_000)
         with at_a_bounded_cost(served):
             refused = put(silo, 1, body)
         assert (read_answer(refused).status, read_answer(refused).problem) == (507, "storage-full")
         assert shown()["counts"]["arrived"] == 1
-        _leave(root, len(body) * 3 // 2)  # for the update, and not for what is made of it
+        _fill_disk_except(root, len(body) * 3 // 2)  # for the update, and not for what is made of it
         assert put(silo, 1, body).status_code == 201
         wait_until(lambda: "aggregation-interrupted" in served.log.read_text())
         assert (shown()["state"], shown()["reason"]) == ("aggregating", None)
-        _leave(root, 10**9)
+        _fill_disk_except(root, 10**9)
         wait_until(lambda: shown()["state"] == "published")
     finally:
         served.stop()

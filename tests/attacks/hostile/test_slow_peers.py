@@ -220,25 +220,27 @@ def test_slow_peers_do_not_delay_good_requests(
     scene: Scene, record_property: Callable[[str, object], None]
 ) -> None:
     """Who behaves waits less than twice as long: both are measured in turns, for a machine's pace changes."""
-    _good_requests(scene)  # what the first requests cost is nobody's fault
+    _measure_requests(scene)  # what the first requests cost is nobody's fault
     alone, beside = [], []
-    while len(alone) < TURNS or (_times(beside, alone) >= 2 and len(alone) < MOST_TURNS):
-        alone.append(_good_requests(scene))
+    while len(alone) < TURNS or (_ratio_of_waits(beside, alone) >= 2 and len(alone) < MOST_TURNS):
+        alone.append(_measure_requests(scene))
         with _trickling(scene):
-            beside.append(_good_requests(scene))
+            beside.append(_measure_requests(scene))
         time.sleep(0.5)  # those who were slow are forgotten
-    summary = f"p99 beside {SLOW_PEERS} slow peers {_times(beside, alone):.2f} times that alone"
-    record_property("said", f"{summary} ({_wait(beside) * 1000:.1f} ms, {_wait(alone) * 1000:.1f} ms)")
-    assert _times(beside, alone) < 2
+    summary = f"p99 beside {SLOW_PEERS} slow peers {_ratio_of_waits(beside, alone):.2f} times that alone"
+    record_property(
+        "said", f"{summary} ({_largest_wait(beside) * 1000:.1f} ms, {_largest_wait(alone) * 1000:.1f} ms)"
+    )
+    assert _ratio_of_waits(beside, alone) < 2
     assert sum(load.cpu_seconds for load in beside) < 1.5 * sum(load.cpu_seconds for load in alone)
 
 
-def _wait(turns: list[Asked]) -> float:
+def _largest_wait(turns: list[RequestLoad]) -> float:
     return statistics.median(turn.p99 for turn in turns)
 
 
-def _times(beside: list[Asked], alone: list[Asked]) -> float:
-    return _wait(beside) / _wait(alone)
+def _ratio_of_waits(beside: list[RequestLoad], alone: list[RequestLoad]) -> float:
+    return _largest_wait(beside) / _largest_wait(alone)
 
 
 @pytest.mark.long
@@ -259,17 +261,17 @@ def test_a_trickling_body_after_a_refusal_ends(scene: Scene) -> None:
 
 
 @dataclass(frozen=True)
-class Asked:
+class RequestLoad:
     """What 400 good requests took: processor time of the server in all, and the wait that four exceeded."""
 
     cpu_seconds: float
     p99: float
 
 
-def _good_requests(scene: Scene) -> Asked:
+def _measure_requests(scene: Scene) -> RequestLoad:
     seconds, computed = [], scene.served.cpu_seconds()
     for _ in range(400):
         began = time.perf_counter()
         assert is_answered(scene.silo)
         seconds.append(time.perf_counter() - began)
-    return Asked(scene.served.cpu_seconds() - computed, statistics.quantiles(seconds, n=100)[98])
+    return RequestLoad(scene.served.cpu_seconds() - computed, statistics.quantiles(seconds, n=100)[98])

@@ -55,7 +55,7 @@ def reading_nothing(served: Served, request: bytes) -> Iterator[socket.socket]:
         yield line
 
 
-def is_cut_off(line: socket.socket) -> bool:
+def is_closed(line: socket.socket) -> bool:
     """Take a byte, if there is one, and look whether the connection is still there."""
     with suppress(BlockingIOError, ConnectionResetError):
         line.recv(1, socket.MSG_DONTWAIT)
@@ -73,7 +73,7 @@ def test_slow_readers_use_little_memory_and_are_disconnected(
     began = time.monotonic()
     with ExitStack() as stack:
         lines = [stack.enter_context(reading_nothing(served, weights)) for _ in range(READERS)]
-        while (left := [line for line in lines if not is_cut_off(line)]) and time.monotonic() - began < 60:
+        while (left := [line for line in lines if not is_closed(line)]) and time.monotonic() - began < 60:
             lines = left
             assert is_answered(good)
             assert good.http.put(url(good, 1, "/scores"), json=scored({"loss": 1.0})).status_code == 204, (

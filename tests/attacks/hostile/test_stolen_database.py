@@ -29,7 +29,7 @@ _WORD = re.compile(r"[A-Za-z0-9_+/=:.-]{12,}")
 
 
 @dataclass
-class Loot:
+class StolenData:
     """What a thief has, and what it must not contain."""
 
     served: ServedProcess
@@ -41,9 +41,9 @@ class Loot:
 
 
 @pytest.fixture(scope="module")
-def loot(
+def stolen(
     backend: str, fresh_database: Callable[[str], str], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Loot]:
+) -> Iterator[StolenData]:
     """A federation that has run for a round, its people, and a token that nobody has used yet."""
     folder = tmp_path_factory.mktemp("stolen")
     served = start_process(fresh_database(backend), folder, log_level="debug")
@@ -81,7 +81,9 @@ def loot(
             **forms("the coordinator's key", decode(SIGNING_KEY)),
             **{k: v for silo in silos for k, v in forms(silo.client_id, seed_of(silo.key)).items()},
         }
-        yield Loot(served, silos, list(row_values(served.database_url)), _log(folder), secrets, signatures)
+        yield StolenData(
+            served, silos, list(row_values(served.database_url)), _log(folder), secrets, signatures
+        )
     finally:
         served.stop()
 
@@ -94,18 +96,18 @@ def _text(value: Any) -> str:
     return bytes(value).decode("latin-1") if isinstance(value, bytes | memoryview) else str(value)
 
 
-def test_database_and_logs_contain_no_secret(loot: Loot) -> None:
-    output = loot.log + "\n".join(map(_text, loot.values))
-    assert loot.silos[0].client_id in output
-    assert [name for name, secret in loot.secrets.items() if secret in output] == []
+def test_database_and_logs_contain_no_secret(stolen: StolenData) -> None:
+    output = stolen.log + "\n".join(map(_text, stolen.values))
+    assert stolen.silos[0].client_id in output
+    assert [name for name, secret in stolen.secrets.items() if secret in output] == []
 
 
 @pytest.mark.slow
-def test_stored_words_are_no_bearer_tokens(loot: Loot) -> None:
-    words = {word for value in loot.values for word in _WORD.findall(_text(value))}
-    words |= {word for word in _WORD.findall(loot.log)}
+def test_stored_words_are_no_bearer_tokens(stolen: StolenData) -> None:
+    words = {word for value in stolen.values for word in _WORD.findall(_text(value))}
+    words |= {word for word in _WORD.findall(stolen.log)}
     assert len(words) > 50
-    with httpx.Client(base_url=loot.served.url, timeout=30, verify=False) as thief:
+    with httpx.Client(base_url=stolen.served.url, timeout=30, verify=False) as thief:
         for word in sorted(words):
             answer = thief.get("/v1/federations", headers={"Authorization": f"Bearer {word}"})
             assert answer.status_code == 401, word
@@ -113,16 +115,16 @@ def test_stored_words_are_no_bearer_tokens(loot: Loot) -> None:
         assert admin.status_code == 200, "this door is opened by a token"
 
 
-def test_stored_bytes_are_no_members_private_key(loot: Loot) -> None:
+def test_stored_bytes_are_no_members_private_key(stolen: StolenData) -> None:
     """Whatever has 32 bytes may be tried as a private key: it is no member's."""
-    seeds = {raw for value in loot.values for raw in _thirty_two_bytes(value)}
+    seeds = {raw for value in stolen.values for raw in _thirty_two_bytes(value)}
     assert len(seeds) > 10
-    path = f"/v1/federations/{loot.silos[0].federation_id}/rounds/current"
-    with httpx.Client(base_url=loot.served.url, timeout=30, verify=False) as thief:
+    path = f"/v1/federations/{stolen.silos[0].federation_id}/rounds/current"
+    with httpx.Client(base_url=stolen.served.url, timeout=30, verify=False) as thief:
         for seed in seeds:
             key = Ed25519PrivateKey.from_private_bytes(seed)
             assert thief.get(path, auth=SignedRequests(key)).status_code == 401
-        member = thief.get(path, auth=SignedRequests(loot.silos[0].key))
+        member = thief.get(path, auth=SignedRequests(stolen.silos[0].key))
         assert member.is_success, "this door is opened by a member's key"
 
 
@@ -131,14 +133,14 @@ def _thirty_two_bytes(value: Any) -> Iterator[bytes]:
         yield bytes.fromhex(word) if len(word) == 64 else base64.urlsafe_b64decode(word + "=")
 
 
-def test_logs_contain_no_signature_and_no_tensor(loot: Loot) -> None:
-    assert loot.signatures
+def test_logs_contain_no_signature_and_no_tensor(stolen: StolenData) -> None:
+    assert stolen.signatures
     assert [
-        signature for signature in loot.signatures if signature.removeprefix("sig1=:")[:40] in loot.log
+        signature for signature in stolen.signatures if signature.removeprefix("sig1=:")[:40] in stolen.log
     ] == []
     raw = TELLING.tobytes() * 2
     shown = [repr(float(TELLING))[:10], raw.hex(), base64.b64encode(raw).decode()[:10]]
-    assert [form for form in shown if form in loot.log] == []
-    assert any(raw in bytes(value) for value in loot.values if isinstance(value, bytes | memoryview))
-    events = [json.loads(line)["event"] for line in loot.log.splitlines() if line.startswith("{")]
+    assert [form for form in shown if form in stolen.log] == []
+    assert any(raw in bytes(value) for value in stolen.values if isinstance(value, bytes | memoryview))
+    events = [json.loads(line)["event"] for line in stolen.log.splitlines() if line.startswith("{")]
     assert "update-accepted" in events

@@ -75,7 +75,7 @@ def logs(
         **forms("the agent's first key", first),
         **forms("the agent's key", _key(agent)),
     }
-    return Logs(_closed_up(output), secrets, dict(_tensors(agent)), list(_texts()))
+    return Logs(_without_white_space(output), secrets, dict(_tensors(agent)), list(_texts()))
 
 
 def _tessera(agent: AgentProcess, command: str, *, fails: bool = False) -> None:
@@ -103,7 +103,7 @@ def _key(agent: AgentProcess) -> bytes:
     return seed_of(key)
 
 
-def _closed_up(output: str) -> str:
+def _without_white_space(output: str) -> str:
     return "".join(output.split())
 
 
@@ -144,21 +144,21 @@ def _base64(raw: bytes) -> str:
 def _texts() -> Iterator[str]:
     for file in (EXAMPLES / "silos" / "aster").glob("*.jsonl"):
         for line in file.read_text().splitlines():
-            yield _closed_up(json.loads(line)["prompt"])
+            yield _without_white_space(json.loads(line)["prompt"])
 
 
 def test_shown_forms_of_tensors_are_detected() -> None:
     values = np.linspace(0.01, 1.0, 300, dtype=np.float32)
     raw, shown = values.tobytes(), list(_shown(values))
     for said in (raw.hex(), _base64(raw), repr(raw), str(values.tolist()), str(values)):
-        assert any(form in _closed_up(said) for form in shown)
+        assert any(form in _without_white_space(said) for form in shown)
 
 
 def test_logs_of_a_run_contain_its_events(logs: Logs) -> None:
     for event in ("client-enrolled", "update-accepted", "round-published"):
         assert event in logs.said
     for sentence in ("update of", "delivered", "the new key is in use", "error: "):
-        assert _closed_up(sentence) in logs.said
+        assert _without_white_space(sentence) in logs.said
     assert "DEBUG" in logs.said
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.attacks.hostile.attack import Case, attack
-from tests.attacks.hostile.scene import CAP, Answer, Scene, media_type_headers, talk
+from tests.attacks.hostile.scene import CAP, Answer, Scene, exchange_bytes, media_type_headers
 from tests.scene.rounds import upload_headers
 from tests.scene.signed_requests import request_bytes, signed
 from tests.scene.waiting import wait_until
@@ -44,7 +44,7 @@ def _announced(size: int) -> Callable[[Scene], Answer]:
     def send(scene: Scene) -> Answer:
         request = signed(scene.served, scene.silo, "PUT", scene.update, b"x", **media_type_headers(b"x"))
         request.headers["Content-Length"] = str(size)
-        return talk(scene, request_bytes(request, body=b""))
+        return exchange_bytes(scene, request_bytes(request, body=b""))
 
     return send
 
@@ -53,7 +53,7 @@ def _announced_json(scene: Scene) -> Answer:
     path = f"/v1/federations/{scene.silo.federation_id}/rounds/1/scores"
     request = signed(scene.served, scene.silo, "PUT", path, b"{}", **{"Content-Type": "application/json"})
     request.headers["Content-Length"] = str(2 * _MIB)
-    return talk(scene, request_bytes(request, body=b""))
+    return exchange_bytes(scene, request_bytes(request, body=b""))
 
 
 def _chunked(size: int) -> Callable[[Scene], Answer]:
@@ -63,7 +63,7 @@ def _chunked(size: int) -> Callable[[Scene], Answer]:
         request.headers["Transfer-Encoding"] = "chunked"
         piece = b"%x\r\n" % _MIB + bytes(_MIB) + b"\r\n"
         pieces = [piece] * (size // _MIB + 1)
-        return talk(scene, request_bytes(request, body=b""), *pieces)
+        return exchange_bytes(scene, request_bytes(request, body=b""), *pieces)
 
     return send
 
@@ -84,7 +84,7 @@ def _incomplete_body_lines(scene: Scene) -> list[str]:
 
 
 def _sends_text(text: str) -> Callable[[Scene], Answer]:
-    return lambda scene: talk(scene, text.encode("latin-1"))
+    return lambda scene: exchange_bytes(scene, text.encode("latin-1"))
 
 
 def _large_head(size: int, *, pieces: int = 1) -> Callable[[Scene], Answer]:
@@ -92,7 +92,7 @@ def _large_head(size: int, *, pieces: int = 1) -> Callable[[Scene], Answer]:
 
     def send(scene: Scene) -> Answer:
         part = b"x" * (size // pieces)
-        return talk(
+        return exchange_bytes(
             scene, b"GET /v1/hello HTTP/1.1\r\nHost: localhost\r\nX-Large: ", *[part] * pieces, pause=0.01
         )
 

@@ -8,8 +8,8 @@ import pytest
 from schemas.wire.digests import digest_of
 from tests.scene.alignment import (
     ERRORS,
+    LARGE,
     MODULES,
-    OTHER,
     PIVOT,
     acceptance_figures,
     aligned,
@@ -40,8 +40,8 @@ def stored(served: Served, federation_id: str) -> dict[str, str]:
 def published(served: Served) -> tuple[str, list[Silo], dict[str, str]]:
     """Run a federation of two base models through its first round; the silos are the pivot's and another."""
     federation_id = aligned(served, rounds={"total": 3, "min_clients": 2, "collect_seconds": 600})
-    silos = [served.enrol(federation_id, "pivotal"), served.enrol(federation_id, "other", base_model=OTHER)]
-    for silo, base_model in zip(silos, (PIVOT, OTHER), strict=True):
+    silos = [served.enrol(federation_id, "pivotal"), served.enrol(federation_id, "other", base_model=LARGE)]
+    for silo, base_model in zip(silos, (PIVOT, LARGE), strict=True):
         assert put_pack(silo.http, federation_id, base_model).status_code == 201
     served.start_federation(federation_id)
     packs = stored(served, federation_id)
@@ -52,7 +52,7 @@ def published(served: Served) -> tuple[str, list[Silo], dict[str, str]]:
 def take_part(served: Served, silos: list[Silo], number: int, packs: dict[str, str]) -> None:
     """Have both silos deliver their round, which is published then: from 1 and from 5."""
     bases = [join(silo, number) for silo in silos]
-    for silo, base, fill, model in zip(silos, bases, (1.0, 5.0), (PIVOT, OTHER), strict=True):
+    for silo, base, fill, model in zip(silos, bases, (1.0, 5.0), (PIVOT, LARGE), strict=True):
         update = update_body(silo, number, base, values(fill), pack=packs[model])
         assert put(silo, number, update).status_code == 201
     wait_for(served, silos[0].federation_id, number, "published")
@@ -65,7 +65,7 @@ def test_a_foreign_base_model_must_follow_the_pivot(coordinator: Served) -> None
         coordinator.enrol(federation_id, "honest"),
     )
     coordinator.start_federation(federation_id)
-    junk = pack_body(federation_id, JUNK, pack_tensors(OTHER), alignment_set=ANOTHER_SET)
+    junk = pack_body(federation_id, JUNK, pack_tensors(LARGE), alignment_set=ANOTHER_SET)
     assert refusal(deliver_pack(attacker.http, federation_id, JUNK, junk)) == (409, "pivot-pack-missing")
     assert put_pack(honest.http, federation_id, PIVOT).status_code == 201
     assert refusal(deliver_pack(attacker.http, federation_id, JUNK, junk)) == (422, "metadata")
@@ -134,12 +134,12 @@ def test_updates_under_a_replaced_pack_no_longer_count(coordinator: Served) -> N
     federation_id, (pivotal, second), packs = published(coordinator)
     base = join(second, 2)
     errors = dict.fromkeys(MODULES, ERRORS | {"a": 0.2})
-    replaced = put_pack(coordinator.admin, federation_id, OTHER, errors=errors)
+    replaced = put_pack(coordinator.admin, federation_id, LARGE, errors=errors)
     assert replaced.status_code == 201
     assert stored(coordinator, federation_id)[PIVOT] == packs[PIVOT]
     round_2 = coordinator.admin.get(f"/v1/federations/{federation_id}/rounds/2").json()
     assert (round_2["state"], round_2["reason"]) == ("abandoned", "pack-ended")
-    late = update_body(second, 2, base, values(7.0), pack=packs[OTHER])
+    late = update_body(second, 2, base, values(7.0), pack=packs[LARGE])
     assert put(second, 2, late).status_code in (409, 422)
     join(second, 3)  # as a newcomer: the mean of those whose updates count
     assert (weights(second, 3)["b0.q.P"] == 1.0).all()
@@ -153,12 +153,12 @@ def test_replacing_the_pivots_pack_ends_dependent_packs(coordinator: Served) -> 
     assert replaced.status_code == 201
     assert [*stored(coordinator, federation_id)] == [PIVOT]
     assert refusal(try_join(silos[1], 3)) == (409, "pack-missing")
-    assert refusal(deliver_pack(silos[1].http, federation_id, OTHER, pack_body(federation_id, OTHER))) == (
+    assert refusal(deliver_pack(silos[1].http, federation_id, LARGE, pack_body(federation_id, LARGE))) == (
         422,
         "metadata",
     )
-    made_anew = pack_body(federation_id, OTHER, alignment_set=ANOTHER_SET)
-    assert deliver_pack(silos[1].http, federation_id, OTHER, made_anew).status_code == 201
+    made_anew = pack_body(federation_id, LARGE, alignment_set=ANOTHER_SET)
+    assert deliver_pack(silos[1].http, federation_id, LARGE, made_anew).status_code == 201
     take_part(coordinator, silos, 3, stored(coordinator, federation_id))
     join(silos[0], 4)
     assert (weights(silos[0], 4)["b0.q.P"] == 3.0).all()
@@ -185,7 +185,7 @@ def test_weights_of_an_unopened_round_are_recomputed(coordinator: Served) -> Non
     coordinator.admin.post(f"/v1/federations/{federation_id}/pause")
     take_part(coordinator, silos, 2, packs)
     errors = dict.fromkeys(MODULES, ERRORS | {"a": 0.2})
-    assert put_pack(coordinator.admin, federation_id, OTHER, errors=errors).status_code == 201
+    assert put_pack(coordinator.admin, federation_id, LARGE, errors=errors).status_code == 201
     coordinator.start_federation(federation_id)
     join(silos[1], 3)
     assert (weights(silos[1], 3)["b0.q.P"] == 1.0).all()
@@ -230,10 +230,10 @@ def test_an_enrolment_token_can_require_one_base_model(coordinator: Served) -> N
 
 def test_one_failed_transfer_test_blocks_no_base_model(coordinator: Served) -> None:
     federation_id = aligned(coordinator)
-    digests = [put_pack(coordinator.admin, federation_id, model).json()["digest"] for model in (PIVOT, OTHER)]
+    digests = [put_pack(coordinator.admin, federation_id, model).json()["digest"] for model in (PIVOT, LARGE)]
     pack = digests[1]
     first, second, third = (
-        coordinator.enrol(federation_id, name, base_model=OTHER) for name in ("a", "b", "c")
+        coordinator.enrol(federation_id, name, base_model=LARGE) for name in ("a", "b", "c")
     )
 
     def verdict() -> str:

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from coordinator import cli
 from schemas.identity.documents import hash_of, is_signed
 from schemas.identity.keys import public_key
-from tests.scene.alignment import OTHER, acceptance_figures, with_packs
+from tests.scene.alignment import LARGE, acceptance_figures, with_packs
 from tests.scene.coordinator import ADMIN_TOKEN, Served, coordinator_fixture
 from tests.scene.rounds import deliver, running, values
 
@@ -40,7 +40,7 @@ def test_an_adapter_download_by_a_person_is_audited(served: Served) -> None:
 
 def test_alignment_actions_of_persons_are_audited(served: Served) -> None:
     federation_id, pack = with_packs(served)
-    path = f"/v1/federations/{federation_id}/alignments/{OTHER}/acceptance"
+    path = f"/v1/federations/{federation_id}/alignments/{LARGE}/acceptance"
     for _ in range(2):
         assert served.admin.put(path, json=acceptance_figures(pack)).status_code in (200, 201)
     actions = [entry for entry in entries(served) if entry[0] != "federation-created"]
@@ -50,14 +50,14 @@ def test_alignment_actions_of_persons_are_audited(served: Served) -> None:
         ("pack-stored", "settings", federation_id),
         ("acceptance-set", "settings", federation_id),
     ]
-    assert [reason for *_, reason in actions][2:] == [f"{OTHER}: {pack}", f"{OTHER}: passed"]
+    assert [reason for *_, reason in actions][2:] == [f"{LARGE}: {pack}", f"{LARGE}: passed"]
 
 
 def test_alignment_actions_of_clients_are_not_audited(served: Served) -> None:
     federation_id, pack = with_packs(served)
     before = len(entries(served))
-    silo = served.enrol_over_http(federation_id, "a", base_model=OTHER)
-    path = f"/v1/federations/{federation_id}/alignments/{OTHER}/acceptance"
+    silo = served.enrol_over_http(federation_id, "a", base_model=LARGE)
+    path = f"/v1/federations/{federation_id}/alignments/{LARGE}/acceptance"
     assert silo.http.put(path, json=acceptance_figures(pack)).status_code == 201
     assert [entry[0] for entry in entries(served)[before:]] == ["enrolment-token-made", "client-enrolled"]
 

@@ -16,7 +16,7 @@ from coordinator.db.tables.federations import EventRow, FederationRow
 from coordinator.federations import store
 from coordinator.rounds import scores
 from coordinator.storage import event_log
-from tests.scene.alignment import OTHER, acceptance_figures, acceptance_path, with_packs
+from tests.scene.alignment import LARGE, acceptance_figures, acceptance_path, with_packs
 from tests.scene.coordinator import Served, Silo, slug
 from tests.scene.plans import federation_plan
 from tests.scene.rounds import deliver, join, one_round, plan, running, scored, send_scores, values, wait_for
@@ -77,7 +77,7 @@ def test_acceptance_tests_are_replaced_once_a_minute(
     coordinator: Served, rows: Rows, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     federation_id, pack = with_packs(coordinator)
-    silo = coordinator.enrol(federation_id, "a", base_model=OTHER)
+    silo = coordinator.enrol(federation_id, "a", base_model=LARGE)
     before = count_events(rows, coordinator, federation_id)
     assert silo.http.put(acceptance_path(federation_id), json=acceptance_figures(pack)).status_code == 201
     refused = silo.http.put(acceptance_path(federation_id), json=acceptance_figures(pack, steps=51))

@@ -45,7 +45,7 @@ def test_unit_sketches_do_not_reveal_a_peers_sketch(coordinator: Served) -> None
     assert np.linalg.norm(unit(np.array(read) - 0.5 + 1e-9) - secret) > 0.05
 
 
-def seen_by(silo: Silo, number: int) -> list[Any]:
+def visible_scores(silo: Silo, number: int) -> list[Any]:
     """Every place where a client reads of a round's scores."""
     listed = silo.http.get(f"/v1/federations/{silo.federation_id}/rounds").json()["items"]
     shown = silo.http.get(url(silo, number)).json()
@@ -57,11 +57,11 @@ def test_a_running_mean_is_hidden_until_publication(coordinator: Served) -> None
     for silo, exact in zip(silos, TRUE, strict=True):
         join(silo, 1)
         score(silo, 1, exact)
-        assert seen_by(silos[0], 1) == [None, None], "the round is not published"
+        assert visible_scores(silos[0], 1) == [None, None], "the round is not published"
     for silo in silos:
         deliver(silo, 1, values(1.0))
     wait_for(coordinator, federation_id, 1, "published")
-    for shown in seen_by(silos[0], 1):
+    for shown in visible_scores(silos[0], 1):
         assert shown["worst"] is None, "it is one client's figure"
         assert shown["mean"]["exact_match"]["value"] == pytest.approx(np.mean(TRUE))
     view = coordinator.admin.get(url(silos[0], 1)).json()
@@ -77,8 +77,8 @@ def test_a_mean_is_hidden_while_scores_may_arrive(coordinator: Served) -> None:
         if number == 1:
             for silo in silos[:4]:
                 score(silo, 1, 0.5)
-            assert seen_by(silos[0], 1) == [None, None], "the fifth's arrival would show its score"
-    assert [shown["mean"]["exact_match"]["value"] for shown in seen_by(silos[0], 1)] == [0.5, 0.5], (
+            assert visible_scores(silos[0], 1) == [None, None], "the fifth's arrival would show its score"
+    assert [shown["mean"]["exact_match"]["value"] for shown in visible_scores(silos[0], 1)] == [0.5, 0.5], (
         "none can come now"
     )
 

@@ -7,27 +7,27 @@ import pytest
 from benchmarks.reconstruction import CASES, main
 
 EXACT = pytest.approx(0.0, abs=1e-5)
-NOTHING = 1.0
+NO_KNOWLEDGE = 1.0
 
 
-def near(error: float) -> object:
+def is_near(error: float) -> object:
     return pytest.approx(error, abs=0.06)
 
 
 @pytest.mark.parametrize(
     ("case", "errors"),
     [
-        ("fedavg, two members", (EXACT, NOTHING, NOTHING)),
-        ("fedavg, three members", (near(0.67), near(0.67), NOTHING)),
-        ("fedavg, four members", (near(0.77), near(0.77), near(0.77))),
-        ("fedmosaic, two members", (EXACT, NOTHING, NOTHING)),
-        ("fedmosaic, newcomer, one like its guess", (EXACT, NOTHING, NOTHING)),
-        ("fedmosaic, newcomer, three like its guess", (near(0.77), near(0.77), near(0.77))),
-        ("flora, two members", (EXACT, NOTHING, NOTHING)),
-        ("flora, three members", (near(0.67), near(0.67), NOTHING)),
-        ("flora, four members", (near(0.78), near(0.78), near(0.78))),
-        ("fedex_lora, two members", (EXACT, NOTHING, NOTHING)),
-        ("fedex_lora, four members", (near(0.78), near(0.78), near(0.78))),
+        ("fedavg, two members", (EXACT, NO_KNOWLEDGE, NO_KNOWLEDGE)),
+        ("fedavg, three members", (is_near(0.67), is_near(0.67), NO_KNOWLEDGE)),
+        ("fedavg, four members", (is_near(0.77), is_near(0.77), is_near(0.77))),
+        ("fedmosaic, two members", (EXACT, NO_KNOWLEDGE, NO_KNOWLEDGE)),
+        ("fedmosaic, newcomer, one like its guess", (EXACT, NO_KNOWLEDGE, NO_KNOWLEDGE)),
+        ("fedmosaic, newcomer, three like its guess", (is_near(0.77), is_near(0.77), is_near(0.77))),
+        ("flora, two members", (EXACT, NO_KNOWLEDGE, NO_KNOWLEDGE)),
+        ("flora, three members", (is_near(0.67), is_near(0.67), NO_KNOWLEDGE)),
+        ("flora, four members", (is_near(0.78), is_near(0.78), is_near(0.78))),
+        ("fedex_lora, two members", (EXACT, NO_KNOWLEDGE, NO_KNOWLEDGE)),
+        ("fedex_lora, four members", (is_near(0.78), is_near(0.78), is_near(0.78))),
     ],
 )
 def test_the_reconstruction_error_matches_the_table(case: str, errors: tuple[object, ...]) -> None:

@@ -140,7 +140,7 @@ def _train(training: LocalTraining) -> TrainingResult:
     world: World = silo.world
     if private is not None:
         world.oracle.steps_begun.take(private, private.payments.ledger.folder)
-    in_time = world.scheduler.now > world.calm_since  # else a plan of short rounds would go on for ever
+    in_time = world.scheduler.now > world.faults_ended_at  # else a plan of short rounds would go on for ever
     is_sluggish = world.plan.sluggish and silo.index == world.plan.agents - 1 and not in_time
     world.scheduler.sleep(world.scheduler.dice.uniform(0.5, 40.0 if is_sluggish else 4.0))
     silo.attempts += 1

@@ -69,14 +69,16 @@ class BankSeen:
         revisions = {tuple(row[:2]): tuple(row[2:]) for row in connection.execute(_REVISIONS)}
         new = rounds.keys() - self._rounds.keys()
         if any(rounds.get(number) != row for number, row in self._rounds.items()):
-            self._broken("I29", "a round of the bank was changed or deleted")
+            self._violated("I29", "a round of the bank was changed or deleted")
         if len(new) > 1 or any(number <= max(self._rounds, default=0) for number in new):
-            self._broken("I29", f"rounds {sorted(new)} of the bank came after {max(self._rounds, default=0)}")
+            self._violated(
+                "I29", f"rounds {sorted(new)} of the bank came after {max(self._rounds, default=0)}"
+            )
         self._look_at_experts(experts, new)
         for number in new:
             self._after(connection, number, *rounds[number], experts, revisions)
         if set(revisions) != set(self._revisions):
-            self._broken(
+            self._violated(
                 "I29", f"revisions {sorted(set(revisions) ^ set(self._revisions))} belong to no round"
             )
         self._rounds, self._experts = rounds, experts
@@ -90,16 +92,16 @@ class BankSeen:
         row = self._world.oracle.ledger.given.to(client, number)
         index = self._indexes.get(row) if row is not None else None
         if index is None:
-            self._broken("I30", f"{client} trains in round {number} and was given no bank")
+            self._violated("I30", f"{client} trains in round {number} and was given no bank")
             return
         named = {entry.expert: entry.revision for entry in index.experts}
         begun = {int(name.partition(".")[0].removeprefix("x")) for name in start}
         if begun != {SHARED, *named}:
-            self._broken("I30", f"{client} begins round {number} with experts {sorted(begun)}")
+            self._violated("I30", f"{client} begins round {number} with experts {sorted(begun)}")
         for expert, revision in named.items():
             values = flat(dict(expert_tensors(expert, start)))
             if not np.array_equal(values, self._of(expert, revision)):
-                self._broken("I30", f"{client} begins round {number} with another expert {expert}")
+                self._violated("I30", f"{client} begins round {number} with another expert {expert}")
         self._world.count("banks downloaded")
 
     def counts_itself(self, agent: int, number: int, terms: SumTerms, values: NDArray[np.int64]) -> None:
@@ -110,20 +112,20 @@ class BankSeen:
         ]
         counted = {s.name for s, value in zip(terms.segments, values, strict=True) if value}
         if not self._is_absent and counted not in choices:
-            self._broken("I29", f"agent {agent} is counted in {sorted(counted)} in round {number}")
+            self._violated("I29", f"agent {agent} is counted in {sorted(counted)} in round {number}")
 
     def settle(self) -> None:
         """Check that every published round has changed the bank once."""
         if not self._is_absent and set(self._rounds) != set(self._world.oracle.ledger.counted):
-            self._broken("I29", f"rounds {sorted(self._rounds)} are of the bank, and others were published")
+            self._violated("I29", f"rounds {sorted(self._rounds)} are of the bank, and others were published")
 
     def _look_at_experts(self, experts: dict[int, tuple[Any, ...]], new: set[int]) -> None:
         if list(experts) != list(range(1, len(experts) + 1)):
-            self._broken("I29", f"the experts are {list(experts)}")
+            self._violated("I29", f"the experts are {list(experts)}")
         for expert, before in self._experts.items():
             now = experts.get(expert)
             if now != before and (now is None or not new or before[1] != "active" or now[2] != before[2]):
-                self._broken("I29", f"expert {expert} was {before} and is {now}")
+                self._violated("I29", f"expert {expert} was {before} and is {now}")
 
     def _after(
         self,
@@ -137,7 +139,7 @@ class BankSeen:
         """Check what a round has made of the bank, in the commit that publishes it."""
         sums, events = json.loads(written_sums), json.loads(written_events)
         if number not in self._world.oracle.ledger.counted:
-            self._broken("I29", f"round {number} changed the bank and is not published")
+            self._violated("I29", f"round {number} changed the bank and is not published")
             return
         counts = self._world.oracle.sums.counts.outcome(number)
         users = {group[1:]: users for group, users in counts.groups.items() if group != "reject"}
@@ -146,22 +148,26 @@ class BankSeen:
             users,
             counts.groups["reject"],
         ):
-            self._broken("I29", f"the bank has other counts of round {number} than were taken: {sums}")
+            self._violated("I29", f"the bank has other counts of round {number} than were taken: {sums}")
         told = [(row, json.loads(data)) for row, data in connection.execute(_EVENTS, (self._last_event,))]
         self._last_event = max((row for row, _ in told), default=self._last_event)
         if [data for _, data in told] != events:
-            self._broken("I29", f"{len(told)} events tell of round {number}, which has {len(events)} changes")
+            self._violated(
+                "I29", f"{len(told)} events tell of round {number}, which has {len(events)} changes"
+            )
         self._follow_from_events(number, events, experts)
         after, changed = self._values_after(number, events)
         new = {place for place in revisions if place not in self._revisions}
         if new != {(expert, number) for expert in changed}:
-            self._broken("I29", f"round {number} made revisions {sorted(new)}, and changed {sorted(changed)}")
+            self._violated(
+                "I29", f"round {number} made revisions {sorted(new)}, and changed {sorted(changed)}"
+            )
         for place in sorted(new):
             digest, payload = revisions[place]
             self._revisions[place] = digest
             stored = self._values[place] = self._stored(connection, payload)
             if place[0] in after and not np.allclose(stored, after[place[0]], **_HALF):
-                self._broken("I29", f"expert {place[0]} after round {number} is not what its total makes")
+                self._violated("I29", f"expert {place[0]} after round {number} is not what its total makes")
         for event in events:
             self._world.count(f"experts {event['change']}")
 
@@ -177,13 +183,15 @@ class BankSeen:
             expert = event["expert"]
             if event["change"] == "born":
                 if expert in expected:
-                    self._broken("I29", f"expert {expert} was born twice")
+                    self._violated("I29", f"expert {expert} was born twice")
                 expected[expert] = (expert, "active", number, None, None)
             else:
                 peer = event["peer"] if event["change"] == "merged" else None
                 expected[expert] = (expert, _ENDS[event["change"]], expected[expert][2], number, peer)
         if expected != experts:
-            self._broken("I29", f"the experts after round {number} do not follow from its events: {experts}")
+            self._violated(
+                "I29", f"the experts after round {number} do not follow from its events: {experts}"
+            )
 
     def _values_after(self, number: int, events: list[dict[str, Any]]) -> tuple[dict[int, Values], set[int]]:
         """Compute the values of active experts after a round, and name those that changed."""
@@ -255,7 +263,7 @@ class BankSeen:
         self._indexes[row[0]] = index
         named = {entry.expert: (entry.revision, entry.digest) for entry in index.experts} if index else {}
         if named != self._index():
-            self._broken("I30", f"the weights of {row[1]} for round {row[2]} name {named}")
+            self._violated("I30", f"the weights of {row[1]} for round {row[2]} name {named}")
 
     def _index(self) -> Index:
         index: Index = {}
@@ -267,5 +275,5 @@ class BankSeen:
                 index[expert] = (revision, self._revisions.get((expert, revision)))
         return index or {1 + at: (0, None) for at in range(self._first_experts)}
 
-    def _broken(self, promise: str, event: str) -> None:
+    def _violated(self, promise: str, event: str) -> None:
         self._world.violated(promise, event)

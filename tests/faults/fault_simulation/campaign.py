@@ -42,7 +42,7 @@ def missing(facts: Mapping[str, int]) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Found:
+class HuntResult:
     """How a mutant was found; without an outcome it was not."""
 
     mutant: str
@@ -98,12 +98,12 @@ def schedules_by(pool: ProcessPoolExecutor, first: int, number: int) -> Iterator
     return pool.map(run_schedule, range(first, first + number))
 
 
-def hunts_by(pool: ProcessPoolExecutor, first: int) -> Iterator[Found]:
+def hunts_by(pool: ProcessPoolExecutor, first: int) -> Iterator[HuntResult]:
     """Hunt every mutant in processes, and return what was found in their order."""
     return pool.map(partial(_hunt_numbered, first), range(len(MUTANTS)))
 
 
-def _hunt_numbered(first: int, number: int) -> Found:
+def _hunt_numbered(first: int, number: int) -> HuntResult:
     return hunt(MUTANTS[number], first)
 
 
@@ -115,11 +115,11 @@ def seeds_for(mutant: Mutant, first: int) -> Iterator[int]:
             yield seed
 
 
-def hunt(mutant: Mutant, first: int = 0, tries: int = MOST_TRIES) -> Found:
+def hunt(mutant: Mutant, first: int = 0, tries: int = MOST_TRIES) -> HuntResult:
     """Play schedules with a mutant until one of them breaks a promise."""
     with planted(mutant):
         for tried, seed in enumerate(islice(seeds_for(mutant, first), tries), start=1):
             outcome = run_schedule(seed)
             if outcome.violation is not None:
-                return Found(mutant.name, tried, outcome)
-    return Found(mutant.name, tries, None)
+                return HuntResult(mutant.name, tried, outcome)
+    return HuntResult(mutant.name, tries, None)

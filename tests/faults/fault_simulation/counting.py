@@ -76,10 +76,10 @@ class CountsSeen:
     def taken(self, row: Summed, total: NDArray[np.int64]) -> None:
         """Note the outcome of a round's counts."""
         if row.round in self._outcomes:
-            self._broken(f"round {row.round} was counted twice")
+            self._violated(f"round {row.round} was counted twice")
         whole = 2 ** (row.terms.bits - 1) - 1
         if (total % whole).any():
-            self._broken(f"the counts of round {row.round} are no whole numbers")
+            self._violated(f"the counts of round {row.round} are no whole numbers")
         counted = sorted(row.client(position) for position in row.closed["masked"])
         names = [segment.name for segment in row.terms.segments]
         groups = dict(zip(names, (total // whole).tolist(), strict=True))
@@ -96,18 +96,18 @@ class CountsSeen:
         name = f"session {row.number} of round {row.round}"
         if drawn is None or not drawn.counts:
             if terms.kind != "sum" or terms.counts is not None:
-                self._broken(f"{name} is of counts, and nothing is to be counted")
+                self._violated(f"{name} is of counts, and nothing is to be counted")
             return
         if (terms.kind == "counts") == (counts is not None):
-            self._broken(f"{name} is of {terms.kind} {'after' if counts is not None else 'before'} counts")
+            self._violated(f"{name} is of {terms.kind} {'after' if counts is not None else 'before'} counts")
         elif counts is not None:
             members = {member.client for member in terms.members}
             if not members <= set(counts.counted):
-                self._broken(f"{name} sums clients that were not counted")
+                self._violated(f"{name} sums clients that were not counted")
             if (terms.counts, terms.lost) != (counts_digest(counts), counts.members - len(members)):
-                self._broken(f"the terms of {name} are of other counts")
+                self._violated(f"the terms of {name} are of other counts")
             if not self.allows(row.round, terms, len(members)):
-                self._broken(f"{name} has a group that may have too few members")
+                self._violated(f"{name} has a group that may have too few members")
             self._world.count("sums with a group" if _groups(terms) else "sums without a group")
 
     def allows(self, round_number: int, terms: SumTerms, masked: int) -> bool:
@@ -118,7 +118,7 @@ class CountsSeen:
         absent = counts.members - masked
         return all(counts.groups[group] - absent >= K_MIN for group in _groups(terms))
 
-    def _broken(self, event: str) -> None:
+    def _violated(self, event: str) -> None:
         self._world.violated("I28", event)
 
 

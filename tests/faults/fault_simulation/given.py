@@ -20,7 +20,7 @@ ROWS = "SELECT id, client_id, round_number, payload_id, head, begin, digest, byt
 _NEW = f"{ROWS} WHERE id > ? ORDER BY id"
 
 
-class Given:
+class GivenWeights:
     """All rows of weights, by id, and what they hold."""
 
     def __init__(self, world: World) -> None:

@@ -47,7 +47,7 @@ def check_receivers(
         close = _CLOSE + world.oracle.meaning.published_slack(expected, number + 1)
         if not np.allclose(values, expected, rtol=_CLOSE, atol=close):
             world.violated("I2", f"round {number} gave {row[1]} another model than its total makes")
-        wrong = _who_is_wrong(world, number, values) if close == _CLOSE else []
+        wrong = _miscounted(world, number, values) if close == _CLOSE else []
         if wrong:
             world.violated("I2", f"round {number} counted {wrong}")
 
@@ -92,7 +92,7 @@ def _change(world: World, number: int) -> NDArray[np.float64]:
     return total[:count] * steps[terms.segments[0].name] / weight
 
 
-def _who_is_wrong(world: World, number: int, values: NDArray[np.float32]) -> list[str]:
+def _miscounted(world: World, number: int, values: NDArray[np.float32]) -> list[str]:
     """Return the clients that were counted wrongly, left out, or counted twice."""
     members, descriptions = world.oracle.sums.counted[number], []
     terms = world.oracle.sums.terms[number]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from tests.faults.fault_simulation import published
 from tests.faults.fault_simulation.fault_rates import LAST_ROUND
-from tests.faults.fault_simulation.given import Given, Row
+from tests.faults.fault_simulation.given import GivenWeights, Row
 from tests.faults.fault_simulation.replicas import LEASE_SECONDS
 from tests.faults.fault_simulation.sum_rows import longest_seconds
 
@@ -53,7 +53,7 @@ class Ledger:
         self._world = world
         self.rounds: dict[int, Round] = {}
         self.revoked: set[str] = set()
-        self.given = Given(world)
+        self.given = GivenWeights(world)
         self.counted: dict[int, frozenset[str]] = {}
         self._keys: dict[str, str] = {}
         self._owners: dict[str, str] = {}
@@ -152,10 +152,10 @@ class Ledger:
         self.revoked.update(
             client for (client,) in self.connection.execute("SELECT id FROM clients WHERE state = 'revoked'")
         )
-        self._world.oracle.thinned.look(self.connection)
+        self._world.oracle.pruning.look(self.connection)
         self._world.oracle.bank.look(self.connection, new_weights)
 
-    def _broken(self, promise: str, event: str) -> None:
+    def _violated(self, promise: str, event: str) -> None:
         self._world.violated(promise, event)
 
     def _look_at_updates(self) -> None:
@@ -167,11 +167,11 @@ class Ledger:
         for place, round_id, number, client, digest, *state in rows:
             self._last_update = place
             if client in self.revoked:
-                self._broken("I6", f"an update of {client} was accepted after it was revoked")
+                self._violated("I6", f"an update of {client} was accepted after it was revoked")
             if self.rounds[round_id].state not in ("open", "collecting"):
-                self._broken("I4", f"round {number} took an update while {self.rounds[round_id].state}")
+                self._violated("I4", f"round {number} took an update while {self.rounds[round_id].state}")
             if (round_id, client) not in self._parts:
-                self._broken("I4", f"{client} delivered in round {number} and had not joined")
+                self._violated("I4", f"{client} delivered in round {number} and had not joined")
             self._world.oracle.meaning.accepted(client, number, digest, state)
             self._world.oracle.packs.accepted(
                 self.connection, client, number, self._world.oracle.body(digest)
@@ -184,9 +184,9 @@ class Ledger:
         parts = set(self.connection.execute("SELECT round_id, client_id FROM participations").fetchall())
         for round_id, client in sorted(parts - self._parts):
             if client in self.revoked:
-                self._broken("I6", f"{client} joined after it was revoked")
+                self._violated("I6", f"{client} joined after it was revoked")
             if self.rounds[round_id].state not in ("open", "collecting"):
-                self._broken("I4", f"{client} joined a round that was {self.rounds[round_id].state}")
+                self._violated("I4", f"{client} joined a round that was {self.rounds[round_id].state}")
         self._parts = parts
 
     def _look_at_round(self, before: Round | None, row: Round, actor: str, new_weights: list[Row]) -> None:
@@ -195,14 +195,14 @@ class Ledger:
             self.opened[row.number] = world.scheduler.now
             previous = [candidate for candidate in self.rounds.values() if candidate.number == row.number - 1]
             if row.number > 1 and (not previous or previous[0].state not in ENDED):
-                self._broken("I4", f"round {row.number} was opened before the one before had ended")
+                self._violated("I4", f"round {row.number} was opened before the one before had ended")
             if row.number > LAST_ROUND:
-                self._broken("I12", "rounds are abandoned without end")
+                self._violated("I12", "rounds are abandoned without end")
         elif before.state != row.state:
             if before.state in ENDED or _ORDER.index(row.state) < _ORDER.index(before.state):
-                self._broken("I4", f"round {row.number} went from {before.state} to {row.state}")
+                self._violated("I4", f"round {row.number} went from {before.state} to {row.state}")
             if row.version <= before.version:
-                self._broken("I4", f"round {row.number} moved and kept its version")
+                self._violated("I4", f"round {row.number} moved and kept its version")
             self._in_time(before, row)
         if before is not None:
             self._leases(before, row, actor)
@@ -216,12 +216,12 @@ class Ledger:
         if row.state == "summing" or (row.state == "closing" and self._world.plan.summed is None):
             self._may_close(row)
         elif row.state == "closing" and row.number not in self._world.oracle.sums.totals:
-            self._broken("I21", f"round {row.number} closed without a total")
+            self._violated("I21", f"round {row.number} closed without a total")
         if row.state == "abandoned":
             self._may_abandon(row)
         if row.state == "published":
             if before is None or self._owners.get(before.lease_token or "") != actor:
-                self._broken("leases", f"round {row.number} was published by {actor} without its lease")
+                self._violated("leases", f"round {row.number} was published by {actor} without its lease")
             self.counted[row.number] = published.check_round(self._world, self.connection, row.id, row.number)
             published.check_receivers(self._world, self.connection, row.number, new_weights)
 
@@ -230,26 +230,26 @@ class Ledger:
         plan = self._world.plan
         is_complete = expected == 0 and arrived >= plan.min_clients
         if not is_complete and not (self.is_past(row.deadline) and arrived >= plan.quorum):
-            self._broken("I4", f"round {row.number} closed with {arrived} updates, waiting for {expected}")
+            self._violated("I4", f"round {row.number} closed with {arrived} updates, waiting for {expected}")
 
     def _may_abandon(self, row: Round) -> None:
         _, arrived = self._heads(row)
         if row.reason == "too-few-updates":
             if not self.is_past(row.deadline) or arrived >= self._world.plan.quorum:
-                self._broken("I4", f"round {row.number} was abandoned with {arrived} updates")
+                self._violated("I4", f"round {row.number} was abandoned with {arrived} updates")
         elif row.reason == "pack-ended" and self._world.plan.aligned:
             self._world.count("rounds abandoned with a pack")
         elif row.reason in _FAILED_SUMS and self._world.plan.summed is not None:
             self._has_paused(row)
         elif row.reason != "finished" or not self._world.plan.finish_early:
-            self._broken("no round is lost", f"round {row.number} was abandoned: {row.reason}")
+            self._violated("no round is lost", f"round {row.number} was abandoned: {row.reason}")
 
     def _has_paused(self, row: Round) -> None:
         """I26: a federation whose round could not be summed pauses, so that nobody trains for nothing."""
         self._world.count(f"rounds abandoned: {row.reason}")
         running = self.connection.execute("SELECT 1 FROM federations WHERE state = 'running'").fetchone()
         if row.reason == "secure-sum-failed" and running:
-            self._broken("I26", f"round {row.number} could not be summed, and the federation goes on")
+            self._violated("I26", f"round {row.number} could not be summed, and the federation goes on")
 
     def _heads(self, row: Round) -> tuple[int, int]:
         """How many are still expected to deliver, and how many have delivered or can be summed?"""
@@ -272,23 +272,23 @@ class Ledger:
         if new is not None and new != old:
             self._owners[new] = actor
             if old is not None and not self.is_past(before.lease_expires_at):
-                self._broken("leases", f"{actor} took the lease of round {row.number} while it was alive")
+                self._violated("leases", f"{actor} took the lease of round {row.number} while it was alive")
         elif new is not None and row.lease_expires_at != before.lease_expires_at:
             is_alone = self._world.plan.replicas == 1
             if self._owners[new] != actor and not is_alone:
-                self._broken("leases", f"{actor} changed the lease of {self._owners[new]}")
+                self._violated("leases", f"{actor} changed the lease of {self._owners[new]}")
 
     def _in_time(self, before: Round, row: Round) -> None:
         """Without faults a round that has closed ends within three leases, and collecting ends in time."""
         world = self._world
-        took = world.scheduler.now - max(self._since[row.id], world.calm_since)
+        took = world.scheduler.now - max(self._since[row.id], world.faults_ended_at)
         limit = 3 * LEASE_SECONDS + world.turned_back
         if before.state == "collecting":
             limit += world.plan.collect_seconds
         if before.state == "summing" and world.plan.summed is not None:
             limit += longest_seconds(world.plan.summed)
         if before.state != "open" and took > limit:
-            self._broken("I12", f"round {row.number} was {before.state} for {took:.0f} s")
+            self._violated("I12", f"round {row.number} was {before.state} for {took:.0f} s")
 
     def is_past(self, moment: str | None) -> bool:
         """Whether the database's clock shows a moment that it has written, or a later one."""

@@ -78,7 +78,7 @@ class Network(httpx.BaseTransport):
         place = dice.randrange(world.plan.replicas)
         if world.is_cut_off(self._number, place) or not world.replicas[place].alive:
             raise httpx.ConnectError("nobody there")
-        rates = world.rates if world.is_stormy and not self._calm else None
+        rates = world.rates if world.has_faults and not self._calm else None
         if rates and dice.random() < rates.lost_request:
             world.scheduler.sleep(dice.uniform(0.0, _TIMEOUT_SECONDS))
             raise httpx.ReadError("lost on the way there")
@@ -103,7 +103,7 @@ class Network(httpx.BaseTransport):
     def _held_up(self) -> float:
         """Draw for how long a message of a sum is held up: sometimes until its phase is over."""
         world, drawn = self._world, self._world.plan.summed
-        if drawn is None or not world.befalls_in_sum("is late", self._number, world.rates.sum_late):
+        if drawn is None or not world.is_due_in_sum("is late", self._number, world.rates.sum_late):
             return 0.0
         return self._dice.uniform(0.5, 1.5) * drawn.phase_seconds
 

@@ -28,7 +28,7 @@ from tests.faults.fault_simulation.replicas import Answer
 from tests.faults.fault_simulation.storage import observer
 from tests.faults.fault_simulation.sum_messages import SumsSent
 from tests.faults.fault_simulation.sums import Sums
-from tests.faults.fault_simulation.thinning import Thinned
+from tests.faults.fault_simulation.thinning import PruningWatch
 from tests.faults.fault_simulation.waits import LOOK_SECONDS
 
 if TYPE_CHECKING:
@@ -43,13 +43,13 @@ _SUM_STEP = re.compile(r"/rounds/(\d+)/secure-sum/\d+/(\d)$")
 _ABOUT = re.compile(r"/clients/([^/]+)")
 _OWNER = re.compile(rb'"client\\*":\s*\\*"([^"\\]*)')
 _REPEATABLE = ("join", "update", "ready", "weights")
-_OURS = frozenset({0, 500})
-_MISMATCH, _NOTHING = ReferenceMismatch.status, 204
+_OWN_STATUSES = frozenset({0, 500})
+_MISMATCH, _NO_CONTENT = ReferenceMismatch.status, 204
 _SOON_SECONDS = 3 * LOOK_SECONDS
 
 
 @dataclass(frozen=True)
-class Asked:
+class ReceivedRequest:
     """A request as it reached a replica."""
 
     method: str
@@ -71,7 +71,7 @@ class Oracle:
         self.ledger = Ledger(world)
         self.meaning = Meaning(world)
         self.packs = Packs(world)
-        self.thinned = Thinned(world)
+        self.pruning = PruningWatch(world)
         self.sums = Sums(world)
         self.bank = BankSeen(world)
         self.sums_sent = SumsSent(world)
@@ -80,7 +80,7 @@ class Oracle:
         self._pushed: dict[tuple[int, int], str] = {}
         self._updates: dict[str, bytes] = {}
         self._mismatched: set[tuple[str, int]] = set()  # clients' rounds whose coded update was refused
-        self._said: dict[tuple[str, str, str], bytes] = {}
+        self._first_answers: dict[tuple[str, str, str], bytes] = {}
         self._tokens: dict[str, str] = {}
         self._nonces: set[tuple[str, str]] = set()
         self._over: set[str] = set()  # keys that were replaced without overlap
@@ -107,12 +107,12 @@ class Oracle:
         """See what `actor` committed."""
         self.ledger.look(actor)
 
-    def received(self, sent: Sent) -> Asked:
+    def received(self, sent: Sent) -> ReceivedRequest:
         """Note a request that reached a replica."""
         signature_input = sent.headers.get("signature-input", "")
         key, nonce = _KEY.search(signature_input), _NONCE.search(signature_input)
         client = self.ledger.client_of(key.group(1)) if key else None
-        request = Asked(
+        request = ReceivedRequest(
             sent.method,
             sent.target,
             sent.body,
@@ -164,9 +164,9 @@ class Oracle:
             (client_id for client_id, index in self._world.index_of_clients().items() if index == agent), None
         )
 
-    def answered(self, request: Asked, answer: Answer) -> None:
+    def answered(self, request: ReceivedRequest, answer: Answer) -> None:
         """Check an answer as it leaves a replica."""
-        if answer.status in _OURS:
+        if answer.status in _OWN_STATUSES:
             self._world.violated("requests do not fail for no reason", f"{request.method} {request.path}")
         client = self.ledger.client_of(request.key) if request.key else None
         if answer.is_half:
@@ -180,7 +180,7 @@ class Oracle:
             self._mismatched.add((client, int(match.group(1))))
             self._world.count("references mismatched")
         if client is not None:
-            self.thinned.answered(client, request, answer)
+            self.pruning.answered(client, request, answer)
         if not 200 <= answer.status < 300:
             return
         self._world.count("answers")
@@ -204,17 +204,17 @@ class Oracle:
             if (request.key, request.nonce) in self._nonces:
                 self._world.violated("a signed request counts once", f"{request.path} was answered twice")
             self._nonces.add((request.key, request.nonce))
-        if answer.status == _NOTHING and request.path.endswith("/rounds/current"):
-            self._was_told(client, request)
-        self._is_its_own(client, request, answer)
-        self._is_the_same(client, request, answer)
+        if answer.status == _NO_CONTENT and request.path.endswith("/rounds/current"):
+            self._check_wakeup(client, request)
+        self._check_owner(client, request, answer)
+        self._check_repeated(client, request, answer)
 
-    def _enrolled(self, request: Asked) -> None:
+    def _enrolled(self, request: ReceivedRequest) -> None:
         enrolment = json.loads(request.body)
         if self._tokens.setdefault(enrolment["token"], enrolment["public_key"]) != enrolment["public_key"]:
             self._world.violated("I5", "two keys became members with one token")
 
-    def _was_told(self, client: str, request: Asked) -> None:
+    def _check_wakeup(self, client: str, request: ReceivedRequest) -> None:
         """I17: who waits for a round hears of it soon, whichever replica opened it."""
         number = self.ledger.awaits(client)
         if not self._world.rates.is_prompt or self._world.plan.pause or number is None:
@@ -223,7 +223,7 @@ class Oracle:
         if request.at < opened < self._world.scheduler.now - _SOON_SECONDS:
             self._world.violated("I17", f"{client} waited and was not told of round {number}")
 
-    def _is_its_own(self, client: str, request: Asked, answer: Answer) -> None:
+    def _check_owner(self, client: str, request: ReceivedRequest, answer: Answer) -> None:
         about = _ABOUT.search(request.path)
         if (about and about.group(1) != client) or request.path.endswith("/clients"):
             self._world.violated("I11", f"{client} was answered {request.method} {request.path}")
@@ -232,14 +232,14 @@ class Oracle:
             if owner != client and not (owner == "" and "against=" in request.accept):
                 self._world.violated("I11", f"{client} was served {owner}'s weights")
 
-    def _is_the_same(self, client: str, request: Asked, answer: Answer) -> None:
+    def _check_repeated(self, client: str, request: ReceivedRequest, answer: Answer) -> None:
         match = _ROUND.search(request.path)
         if match is None or match.group(2) not in _REPEATABLE or answer.status == 206:
             return
         number, kind = int(match.group(1)), match.group(2)
         body = bytes(answer.body)
         asking = digest_of(request.body) if kind == "update" else request.accept
-        if self._said.setdefault((client, request.path, asking), body) != body:
+        if self._first_answers.setdefault((client, request.path, asking), body) != body:
             self._world.violated("I10" if kind != "weights" else "I3", f"{request.path} of {client} changed")
         if kind == "update":
             digest = json.loads(body)["digest"]
@@ -266,7 +266,7 @@ class Oracle:
             world.violated("I12", f"still waiting for {waiting or 'the operator'}")
             world.scheduler.raise_failure()
         database = world.replicas[0].database
-        self.thinned.settle(database)
+        self.pruning.settle(database)
         world.scheduler.raise_failure()
         while collected := garbage_collection.collect(database, grace=settled.AT_ONCE):
             world.scheduler.say(f"collected {collected}")

@@ -29,11 +29,11 @@ from tests.faults.fault_simulation.fault_rates import Plan
 from tests.scene.coordinator import PROFILE
 
 if TYPE_CHECKING:
-    from tests.faults.fault_simulation.oracle import Asked
+    from tests.faults.fault_simulation.oracle import ReceivedRequest
     from tests.faults.fault_simulation.replicas import Answer
     from tests.faults.fault_simulation.world import World
 
-PIVOT, OTHER = PROFILE["base_model"], "tiny-l-aaaaaaaaaaaa"
+PIVOT, LARGE = PROFILE["base_model"], "tiny-l-aaaaaaaaaaaa"
 ANCHORS = {"anchors": [{"id": "a", "prompt": "2 + 2 =", "answer": " 4"}]}
 
 PACK = pack_delivery.PACK
@@ -51,7 +51,7 @@ _STORED = (
 
 def base_model_of(plan: Plan, index: int) -> str:
     """Return an agent's base model: with aligned base models they alternate."""
-    return OTHER if plan.aligned and index % 2 else PIVOT
+    return LARGE if plan.aligned and index % 2 else PIVOT
 
 
 def is_delivery(method: str, target: str) -> bool:
@@ -139,18 +139,18 @@ class Packs:
             if stored and stored[-1] != _NONE:
                 self._ended += 1
                 if stored_by is not None:
-                    self._broken(f"the pack of {base_model} was replaced by a client")
+                    self._violated(f"the pack of {base_model} was replaced by a client")
             self._world.count("packs replaced" if stored else "packs stored")
             stored.append(digest)
             chunks = connection.execute(
                 "SELECT data FROM payload_chunks WHERE payload_id = ? ORDER BY begin", (payload,)
             ).fetchall()
             if f"sha256:{sha256(b''.join(data for (data,) in chunks)).hexdigest()}" != digest:
-                self._broken(f"the pack of {base_model} is not what its digest says")
+                self._violated(f"the pack of {base_model} is not what its digest says")
         for base_model in self._stored.keys() - {row[0] for row in rows}:
             self._gone(connection, base_model)
         if len({row[2] for row in rows}) > 1:
-            self._broken("packs were made on something else than each other")
+            self._violated("packs were made on something else than each other")
 
     def _gone(self, connection: sqlite3.Connection, base_model: str) -> None:
         """See whether a pack that is not there any more ended by somebody's order."""
@@ -160,7 +160,7 @@ class Packs:
         plan = self._world.plan
         may_end = plan.revoked or plan.packs_before or plan.replaces_pack
         if not may_end or connection.execute(_ENDED, (base_model, stored[-1])).fetchone() is None:
-            self._broken("a pack is gone")
+            self._violated("a pack is gone")
         self._world.count("packs ended")
         self._ended += 1
         self._acknowledged.pop(base_model, None)
@@ -174,9 +174,9 @@ class Packs:
         digest = digest_of(body)
         place = (agent, match.group(1), _set_of(body), self._ended)
         if self._sent.setdefault(place, digest) != digest:
-            self._broken(f"agent {agent} made two packs of {match.group(1)}")
+            self._violated(f"agent {agent} made two packs of {match.group(1)}")
 
-    def answered(self, request: Asked, answer: Answer) -> None:
+    def answered(self, request: ReceivedRequest, answer: Answer) -> None:
         """Check an answer about a pack."""
         match = _PATH.search(request.path)
         if match is None:
@@ -191,13 +191,13 @@ class Packs:
                 if stored[-1:] == [digest]:  # else it has ended while the answer was on its way
                     self._acknowledged.setdefault(base_model, self._world.scheduler.now)
                 if digest not in stored or json.loads(bytes(answer.body))["digest"] != digest:
-                    self._broken(f"another pack of {base_model} was acknowledged than is stored")
+                    self._violated(f"another pack of {base_model} was acknowledged than is stored")
         elif answer.status == 404 and request.at > self._acknowledged.get(base_model, request.at):
-            self._broken(f"the pack of {base_model} was acknowledged and is not there")
+            self._violated(f"the pack of {base_model} was acknowledged and is not there")
         elif answer.status == 200:
             possible = stored if self._ended else stored[-1:]
             if digest_of(bytes(answer.body)) not in possible:
-                self._broken(f"another pack of {base_model} was served than is stored")
+                self._violated(f"another pack of {base_model} was served than is stored")
 
     def accepted(self, connection: sqlite3.Connection, client: str, number: int, body: bytes) -> None:
         """Check that an update that was just accepted was learnt under the pack that is stored."""
@@ -207,7 +207,7 @@ class Packs:
         (base_model,) = connection.execute(query, (client,)).fetchone()
         under = meaning.pack_of(body, self._world.plan.rank)
         if [under] != self._stored.get(base_model, [])[-1:]:
-            self._broken(f"{client}'s update of round {number} was learnt under another pack")
+            self._violated(f"{client}'s update of round {number} was learnt under another pack")
 
     def settle(self) -> None:
         """Check that all agents have the pack that is stored."""
@@ -217,9 +217,9 @@ class Packs:
                 stored = self._stored.get(base_model, [])
                 # Who takes part in no later round does not hear that its pack ended.
                 if digest_of(path.read_bytes()) not in (stored if self._ended else stored[-1:]):
-                    self._broken(f"{agent.name} has another pack of {base_model} than is stored")
+                    self._violated(f"{agent.name} has another pack of {base_model} than is stored")
 
-    def _broken(self, event: str) -> None:
+    def _violated(self, event: str) -> None:
         self._world.violated("I18", event)
 
 

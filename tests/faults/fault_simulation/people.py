@@ -72,7 +72,7 @@ class Operator(Process):
                 "POST", f"/v1/federations/{federation_id}/enrolment-tokens", {"client_name": f"c{index}"}
             )
             world.agents.append(Agent(world, index, token.json()["token"]))
-        world.begin_storm()
+        world.begin_faults()
         dice = world.scheduler.dice
         if plan.thief:
             victim = world.agents[dice.randrange(plan.agents)]
@@ -148,7 +148,7 @@ class Operator(Process):
     def _start_if_paused_late(self) -> None:
         """See whether a replica that stood still has carried a pause out after the start that followed it."""
         world = self._world
-        while world.scheduler.now < world.calm_since + LEASE_SECONDS:
+        while world.scheduler.now < world.faults_ended_at + LEASE_SECONDS:
             world.scheduler.sleep(LEASE_SECONDS)
             shown = self._ask("GET", f"/v1/federations/{self.federation}").json()
             if shown["state"] == "paused":
@@ -156,7 +156,7 @@ class Operator(Process):
                 self._ask("POST", f"/v1/federations/{self.federation}/start")
 
 
-class _Member(Process):
+class _KeyHolder(Process):
     """Somebody who has an agent's key, beside the agent."""
 
     def __init__(self, world: World, name: str, index: int) -> None:
@@ -164,10 +164,10 @@ class _Member(Process):
         self.world = world
         self.index = index
 
-    def while_it_goes_on(self, work: Callable[[Agent], None], *, for_good: bool = False) -> None:
+    def repeat(self, work: Callable[[Agent], None], *, for_good: bool = False) -> None:
         """Do something again and again as long as there is a storm, or for good."""
         scheduler = self.world.scheduler
-        while for_good or self.world.storm_begins is None or self.world.is_stormy:
+        while for_good or self.world.storm_begins is None or self.world.has_faults:
             scheduler.sleep(scheduler.dice.uniform(1.0, 3.0 if for_good else 10.0))
             agent = self.world.agents[self.index] if len(self.world.agents) > self.index else None
             if agent is None or agent.api is None or agent.client is None:
@@ -178,13 +178,13 @@ class _Member(Process):
                 continue
 
 
-class TwoMouthed(_Member):
+class EquivocatingMember(_KeyHolder):
     """Delivers other bytes than its agent does, for the same rounds."""
 
     def __init__(self, world: World) -> None:
         super().__init__(world, "two-mouthed", 0)
         if world.plan.two_mouthed:
-            world.scheduler.spawn(self, lambda: self.while_it_goes_on(self._deliver))
+            world.scheduler.spawn(self, lambda: self.repeat(self._deliver))
 
     def _deliver(self, agent: Agent) -> None:
         world, api = self.world, agent.api
@@ -216,15 +216,15 @@ class TwoMouthed(_Member):
         return digest_of(path.read_bytes() if is_known else b"a pack of its own")
 
 
-class Curious(_Member):
+class CuriousMember(_KeyHolder):
     """Asks for what is another's."""
 
     def __init__(self, world: World) -> None:
         super().__init__(world, "curious", 1)
         if world.plan.curious:
-            world.scheduler.spawn(self, lambda: self.while_it_goes_on(self._pry))
+            world.scheduler.spawn(self, lambda: self.repeat(self._request_foreign_data))
 
-    def _pry(self, agent: Agent) -> None:
+    def _request_foreign_data(self, agent: Agent) -> None:
         others = [peer.client for peer in self.world.agents if peer.client and peer.client != agent.client]
         if not others or agent.api is None:
             return
@@ -242,15 +242,15 @@ class Curious(_Member):
         agent.api.call(method, path)
 
 
-class Historian(_Member):
+class Historian(_KeyHolder):
     """Asks with each agent's key for what it had in rounds gone by, and delivers again what it did then."""
 
     def __init__(self, world: World) -> None:
         super().__init__(world, "historian", 0)
         if world.plan.keep_rounds is not None:
-            world.scheduler.spawn(self, lambda: self.while_it_goes_on(self._look_back, for_good=True))
+            world.scheduler.spawn(self, lambda: self.repeat(self._request_past_round, for_good=True))
 
-    def _look_back(self, agent: Agent) -> None:
+    def _request_past_round(self, agent: Agent) -> None:
         world, api, client = self.world, agent.api, agent.client
         dice, this = world.scheduler.dice, self.index
         self.index = dice.randrange(world.plan.agents)  # the next one

@@ -72,16 +72,16 @@ class StepsBegun:
             except LedgerDamaged:
                 entries = ()
             if sum(entry.begun for entry in entries) < begun:
-                self._broken(f"{folder.name} began {begun} private steps; the ledger has fewer")
+                self._violated(f"{folder.name} began {begun} private steps; the ledger has fewer")
             if any(entry.begun > entry.steps for entry in entries):
-                self._broken(f"{folder.name} began private steps that it had not paid for")
+                self._violated(f"{folder.name} began private steps that it had not paid for")
         if not self._world.plan.private or self._world.plan.summed is not None:
             return
         (silent,) = connection.execute(
             "SELECT count(*) FROM updates WHERE training_epsilon IS NULL AND reject_reason IS NULL"
         ).fetchone()
         if silent:
-            self._broken(f"{silent} updates do not name the cost of their training")
+            self._violated(f"{silent} updates do not name the cost of their training")
 
-    def _broken(self, event: str) -> None:
+    def _violated(self, event: str) -> None:
         self._world.violated("I31", event)

@@ -64,7 +64,7 @@ def check_receivers(
             continue
         close = _CLOSE + world.oracle.meaning.published_slack(expected, number + 1)
         is_told = world.plan.is_exact and close < 0.5 / max(1, len(counted))
-        wrong = _who_is_wrong(world, number, counted, values, close) if is_told else []
+        wrong = _miscounted(world, number, counted, values, close) if is_told else []
         if wrong:
             world.violated("I2", f"round {number} counted {wrong}")
         elif not np.allclose(values, expected, rtol=_CLOSE, atol=close):
@@ -132,7 +132,7 @@ def _mean(world: World, number: int, counted: Collection[str]) -> NDArray[np.flo
     return mean
 
 
-def _who_is_wrong(
+def _miscounted(
     world: World, number: int, counted: frozenset[str], values: NDArray[np.float32], close: float
 ) -> list[str]:
     """Return the clients that were counted wrongly, left out, or counted twice."""

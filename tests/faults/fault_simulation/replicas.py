@@ -77,11 +77,11 @@ def _application(number: int) -> FastAPI:
     app = create_app(settings)
     # Bodies come whole here, and wait for no event loop: how slow they may be is tested elsewhere.
     app.user_middleware = [layer for layer in app.user_middleware if layer.cls is not BodyDeadline]
-    app.state.locks = _EverybodysTurn()
+    app.state.locks = _OpenLocks()
     return app
 
 
-class _EverybodysTurn:
+class _OpenLocks:
     """Stands where one upload of a client waits for another: the database alone must cope."""
 
     @asynccontextmanager
@@ -90,7 +90,7 @@ class _EverybodysTurn:
         yield
 
 
-class _Crowded(GroupCommit):
+class _SlowGroupCommit(GroupCommit):
     """The product's lines, whose only server is now and then slow: others come meanwhile."""
 
     def __init__(self, world: World) -> None:
@@ -147,7 +147,7 @@ class Replica(Process):
         state.last_seen = LastSeenWriter()
         state.reads = ReadNonces(lambda: world.scheduler.now)
         state.failure_delays = FailureDelays(lambda: world.scheduler.now)
-        state.group_commit = _Crowded(world)
+        state.group_commit = _SlowGroupCommit(world)
         session_terms._RECENT._values.clear()  # a process has it in memory; so none has another's for long
         state.server_key = server_key.ServerKey(_seed())
         # The only replica of a database forgets the leases of its earlier life; one of several must not.

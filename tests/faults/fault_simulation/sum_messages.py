@@ -75,12 +75,12 @@ class SumsSent:
         place, body = (agent, number, session), sent.body
         row = self._world.oracle.sums.session(number, session)
         if row is None:
-            self._broken("the simulation is whole", f"agent {agent} answers a session that there is not")
+            self._violated("the simulation is whole", f"agent {agent} answers a session that there is not")
             return
         if step == _UNMASK:
             self._unmasks(place, row.terms, body)
         if self._bodies[place].setdefault(step, body) != body:
-            self._broken(
+            self._violated(
                 "I23", f"agent {agent} sent two messages of step {step} in session {session} of {number}"
             )
         if step == _MASKED and place not in self._inputs:
@@ -97,20 +97,20 @@ class SumsSent:
             and self._kind(place_sent) == terms.kind
         ]
         if others:
-            self._broken(
+            self._violated(
                 "I24", f"agent {agent} has unmasked in sessions {others[0][2]} and {session} of {number}"
             )
         for share in UnmaskStep.model_validate_json(body).shares:
             kinds = self._kinds[place, share.position]
             kinds.add(share.of)
             if len(kinds) > 1:
-                self._broken("I22", f"agent {agent} has sent both shares of member {share.position}")
+                self._violated("I22", f"agent {agent} has sent both shares of member {share.position}")
             owner = (number, session, share.position)
             self._revealed[*owner, share.of].add(agent)
             if min(len(self._revealed[*owner, of]) for of in "bs") >= terms.threshold:
-                self._broken("I25", f"who reads all messages can open the input of member {share.position}")
+                self._violated("I25", f"who reads all messages can open the input of member {share.position}")
         if not any(self._is_confirmed(place, terms)):
-            self._broken(
+            self._violated(
                 "I27", f"agent {agent} has unmasked in session {session} of {number} without grounds"
             )
 
@@ -160,15 +160,15 @@ class SumsSent:
         modulus = Modulus(row.terms.modulus)
         is_clear = body == modulus.pack((values % 2**row.terms.modulus).astype(modulus.word))
         if is_clear != (row.terms.masking == "none"):
-            self._broken(
+            self._violated(
                 "I25", f"agent {agent} sent its input in clear" if is_clear else "a plain sum has masks"
             )
         if row.terms.kind == "counts":
             if not is_count(values, row.terms):
-                self._broken("I21", f"agent {agent} counts itself by something else than 0 and 1")
+                self._violated("I21", f"agent {agent} counts itself by something else than 0 and 1")
             self._world.oracle.bank.counts_itself(agent, number, row.terms, values)
         elif not any(self._is_learnt(row, values, candidate) for candidate in self._changes(agent, number)):
-            self._broken("I21", f"the input of agent {agent} is not what it learnt in round {number}")
+            self._violated("I21", f"the input of agent {agent} is not what it learnt in round {number}")
 
     def _is_learnt(self, row: Summed, values: NDArray[np.int64], change: NDArray[np.float64]) -> bool:
         drawn = self._world.plan.summed
@@ -212,7 +212,7 @@ class SumsSent:
         ]
         self._world.count("lies told")
 
-    def _broken(self, promise: str, event: str) -> None:
+    def _violated(self, promise: str, event: str) -> None:
         self._world.violated(promise, event)
 
 

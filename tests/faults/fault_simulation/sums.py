@@ -66,19 +66,21 @@ class Sums:
                 self.sessions[row.id] = row
         if messages != self._messages:
             self._messages = messages
-            self._steal(connection)
+            self._check_secrets(connection)
         (updates,) = connection.execute("SELECT count(*) FROM updates").fetchone()
         if updates:
-            self._broken("I25", "an update was stored in a federation that sums")
+            self._violated("I25", "an update was stored in a federation that sums")
 
     def _look_at_ready(self, connection: sqlite3.Connection) -> None:
         query = "SELECT round_id, client_id FROM participations WHERE ready_at IS NOT NULL"
         ready, ledger = set(connection.execute(query)), self._world.oracle.ledger
         for round_id, client in sorted(ready - self._ready):
             if client in ledger.revoked:
-                self._broken("I6", f"{client} was ready after it was revoked")
+                self._violated("I6", f"{client} was ready after it was revoked")
             if ledger.rounds[round_id].state not in ("open", "collecting"):
-                self._broken("I4", f"{client} was ready in a round that was {ledger.rounds[round_id].state}")
+                self._violated(
+                    "I4", f"{client} was ready in a round that was {ledger.rounds[round_id].state}"
+                )
         self._ready = ready
 
     def _look_at_messages(
@@ -89,23 +91,23 @@ class Sums:
         world = self._world
         for place, before in self._messages.items():
             if messages.get(place, before) != before:
-                self._broken("I23", f"the message {place} was replaced")
+                self._violated("I23", f"the message {place} was replaced")
             if place not in messages and not self._has_ended(connection, place[0]):
-                self._broken("no message is lost", f"{place} was deleted while its session goes on")
+                self._violated("no message is lost", f"{place} was deleted while its session goes on")
         for session_id, position, step in sorted(messages.keys() - self._messages.keys()):
             digest, payload = messages[session_id, position, step]
             row = self.sessions[session_id]
             client = row.client(position)
             if client in world.oracle.revoked:
-                self._broken("I6", f"a message of {client} was accepted after it was revoked")
+                self._violated("I6", f"a message of {client} was accepted after it was revoked")
             if row.state != step:
-                self._broken("I4", f"a message of step {step} was stored while the session was {row.state}")
+                self._violated("I4", f"a message of step {step} was stored while the session was {row.state}")
             elif position not in row.invited(step):
-                self._broken("I4", f"{client} answered {step} and not the step before")
+                self._violated("I4", f"{client} answered {step} and not the step before")
             if not world.oracle.sums_sent.has_sent(client, row, step, digest):
-                self._broken("I21", f"{client} never sent what is stored of it in step {step}")
+                self._violated("I21", f"{client} never sent what is stored of it in step {step}")
             if payload is not None and not self._is_whole(connection, payload, row):
-                self._broken("I7", f"the masked vector of {client} is not there")
+                self._violated("I7", f"the masked vector of {client} is not there")
             world.count(f"sum messages of step {step}")
 
     def _has_ended(self, connection: sqlite3.Connection, session_id: int) -> bool:
@@ -136,7 +138,7 @@ class Sums:
     def _opened(self, connection: sqlite3.Connection, row: Summed) -> None:
         earlier = [session for session in self.sessions.values() if session.round_id == row.round_id]
         if row.number != len(earlier) + 1 or any(session.state not in ENDED for session in self._others(row)):
-            self._broken("I4", f"session {row.number} was opened before the one before had ended")
+            self._violated("I4", f"session {row.number} was opened before the one before had ended")
         enrolled = {
             session for (session,) in connection.execute("SELECT id FROM clients WHERE state = 'enrolled'")
         }
@@ -148,16 +150,16 @@ class Sums:
             )
         )
         if row.terms.threshold != 2 * len(row.terms.members) // 3 + 1:
-            self._broken("I27", f"{row.terms.threshold} of {len(row.terms.members)} members suffice")
+            self._violated("I27", f"{row.terms.threshold} of {len(row.terms.members)} members suffice")
         for member in row.terms.members:
             if member.client not in enrolled:
-                self._broken("I6", f"{member.client} is a member of a session and was revoked")
+                self._violated("I6", f"{member.client} is a member of a session and was revoked")
             if (row.round_id, member.client) not in self._ready:
-                self._broken("I4", f"{member.client} is a member of a session and was not ready")
+                self._violated("I4", f"{member.client} is a member of a session and was not ready")
             if (member.client,) in spent:
-                self._broken("I24", f"{member.client} has unmasked, and is a member of another session")
+                self._violated("I24", f"{member.client} has unmasked, and is a member of another session")
             if self._world.oracle.ledger.client_of(member.key) != member.client:
-                self._broken("I5", f"the terms have another key than that of {member.client}")
+                self._violated("I5", f"the terms have another key than that of {member.client}")
         self.counts.opened(row)
 
     def _others(self, row: Summed) -> list[Summed]:
@@ -170,12 +172,12 @@ class Sums:
     def _moved(self, connection: sqlite3.Connection, before: Summed, row: Summed, actor: str) -> None:
         name = f"session {row.number} of round {row.round}"
         if before.state in ENDED or ORDER.index(row.state) <= ORDER.index(before.state):
-            self._broken("I4", f"{name} went from {before.state} to {row.state}")
+            self._violated("I4", f"{name} went from {before.state} to {row.state}")
             return
         if row.version <= before.version:
-            self._broken("I4", f"{name} moved and kept its version")
+            self._violated("I4", f"{name} moved and kept its version")
         if any(row.closed.get(phase) != members for phase, members in before.closed.items()):
-            self._broken("I4", f"a phase of {name} was closed twice")
+            self._violated("I4", f"a phase of {name} was closed twice")
         if row.state not in ENDED:
             self._closed(connection, before, row)
             return
@@ -183,11 +185,11 @@ class Sums:
             "SELECT count(*) FROM sum_messages WHERE session_id = ?", (row.id,)
         ).fetchone()
         if left:
-            self._broken("I25", f"{left} messages are left of {name}, which is {row.state}")
+            self._violated("I25", f"{left} messages are left of {name}, which is {row.state}")
         if row.state == "done":
             self._committed(connection, before, row, actor)
         elif not (row.reason or "").startswith(_FAULTLESS):
-            self._broken("no sum is lost", f"{name} was aborted: {row.reason}")
+            self._violated("no sum is lost", f"{name} was aborted: {row.reason}")
 
     def _closed(self, connection: sqlite3.Connection, before: Summed, row: Summed) -> None:
         """Check that a phase closed when it had to, with those who had answered it."""
@@ -198,13 +200,13 @@ class Sums:
             "SELECT position FROM sum_messages WHERE session_id = ? AND step = ?", (row.id, phase)
         )
         if answered != {position for (position,) in stored}:
-            self._broken("I21", f"{name} closed with others than have answered")
+            self._violated("I21", f"{name} closed with others than have answered")
         if len(answered) < before.least(phase):
-            self._broken("I27", f"{name} closed with {len(answered)} members")
+            self._violated("I27", f"{name} closed with {len(answered)} members")
         enrolled = {one for (one,) in connection.execute("SELECT id FROM clients WHERE state = 'enrolled'")}
         missing = {one for one in before.invited(phase) - answered if before.client(one) in enrolled}
         if missing and ledger.seconds_since(before.phase_opened_at) < before.patience(phase):
-            self._broken("I4", f"{name} closed before its end, waiting for {len(missing)}")
+            self._violated("I4", f"{name} closed before its end, waiting for {len(missing)}")
         if before.invited(phase) - answered:
             self._world.count(f"members dropped at {phase}")
 
@@ -213,11 +215,11 @@ class Sums:
         if new is not None and new != old:
             self._owners[new] = actor
             if old is not None and not ledger.is_past(before.lease_expires_at):
-                self._broken("leases", f"{actor} took the lease of a sum while it was alive")
+                self._violated("leases", f"{actor} took the lease of a sum while it was alive")
             return
         is_changed = new is not None and row.lease_expires_at != before.lease_expires_at
         if is_changed and self._owners[new or ""] != actor and self._world.plan.replicas > 1:
-            self._broken("leases", f"{actor} changed the lease of {self._owners[new or '']}")
+            self._violated("leases", f"{actor} changed the lease of {self._owners[new or '']}")
 
     def holds_lease(self, actor: str) -> bool:
         """Whether somebody opens a sum now."""
@@ -229,9 +231,9 @@ class Sums:
     def _committed(self, connection: sqlite3.Connection, before: Summed, row: Summed, actor: str) -> None:
         """I21: compare a total with the inputs of its members."""
         if self._owners.get(before.lease_token or "") != actor:
-            self._broken("leases", f"the total of round {row.round} was committed by {actor} without lease")
+            self._violated("leases", f"the total of round {row.round} was committed by {actor} without lease")
         if row.round in self.totals:
-            self._broken("I21", f"round {row.round} has two totals, or counts after its total")
+            self._violated("I21", f"round {row.round} has two totals, or counts after its total")
         members, terms = row.closed["masked"], row.terms
         inputs = [self._world.oracle.sums_sent.input_of(row, row.client(position)) for position in members]
         total = np.sum(inputs, axis=0, dtype=np.int64)
@@ -241,7 +243,7 @@ class Sums:
         )
         stored = np.frombuffer(b"".join(data for (data,) in chunks), "<i4")
         if not np.array_equal(stored[: len(total)], (total + half) % (2 * half) - half):
-            self._broken("I21", f"the total of round {row.round} is not the sum of {len(members)} inputs")
+            self._violated("I21", f"the total of round {row.round} is not the sum of {len(members)} inputs")
         if terms.kind == "counts":
             self.counts.taken(row, total)
             return
@@ -249,7 +251,7 @@ class Sums:
         self.counted[row.round] = frozenset(row.client(position) for position in members)
         self._world.count(f"totals ({terms.masking})")
 
-    def _steal(self, connection: sqlite3.Connection) -> None:
+    def _check_secrets(self, connection: sqlite3.Connection) -> None:
         """I25: look for both secrets of somebody in the whole database."""
         shares: dict[tuple[int, int], dict[str, set[int]]] = defaultdict(lambda: {"b": set(), "s": set()})
         for session_id, holder, body in connection.execute(
@@ -260,7 +262,7 @@ class Sums:
         for (session_id, owner), holders in shares.items():
             row = self.sessions[session_id]
             if min(len(of) for of in holders.values()) >= row.terms.threshold:
-                self._broken("I25", f"a thief of the database can open the input of {row.client(owner)}")
+                self._violated("I25", f"a thief of the database can open the input of {row.client(owner)}")
 
-    def _broken(self, promise: str, event: str) -> None:
+    def _violated(self, promise: str, event: str) -> None:
         self._world.violated(promise, event)

@@ -19,7 +19,7 @@ from schemas.wire.digests import digest_of
 from tests.faults.fault_simulation.ledger import ENDED
 
 if TYPE_CHECKING:
-    from tests.faults.fault_simulation.oracle import Asked
+    from tests.faults.fault_simulation.oracle import ReceivedRequest
     from tests.faults.fault_simulation.replicas import Answer
     from tests.faults.fault_simulation.world import World
 
@@ -38,7 +38,7 @@ _MOST_PASSES = 100
 _VALUE_BYTES = 4
 
 
-class Thinned:
+class PruningWatch:
     """Watches what a federation forgets, commit by commit, and what is served of it."""
 
     def __init__(self, world: World) -> None:
@@ -59,27 +59,27 @@ class Thinned:
                 continue
             self._forgotten[kind] = now
             if before - now:
-                self._broken(f"the {kind} of {sorted(before - now)} came back")
+                self._violated(f"the {kind} of {sorted(before - now)} came back")
             lost = now & self._needed(kind)
             if lost:
-                self._broken(f"the {kind} of {sorted(lost)} was thinned out and is needed")
+                self._violated(f"the {kind} of {sorted(lost)} was thinned out and is needed")
             for _, number in sorted(now - before):
                 self._count(number)
         coded = set(connection.execute(_CODED).fetchall())
         lost_early = {place for place in self._coded - coded if place[1] in self._lasting_rounds()}
         if lost_early:
-            self._broken(f"what {sorted(lost_early)} were was thinned out too early")
+            self._violated(f"what {sorted(lost_early)} were was thinned out too early")
         self._coded = coded
 
-    def answered(self, client: str, request: Asked, answer: Answer) -> None:
+    def answered(self, client: str, request: ReceivedRequest, answer: Answer) -> None:
         """Check what a client is told of its own tensors of a round."""
         if request.method != "GET":
             return
         weights, adapter = _WEIGHTS.search(request.path), _ADAPTER.search(request.path)
         if weights is not None:
-            self._told_weights(client, int(weights.group(1)), request, answer)
+            self._check_weights(client, int(weights.group(1)), request, answer)
         elif adapter is not None and adapter.group(1) == client:
-            self._told_adapter(client, int(adapter.group(2)), request, answer)
+            self._check_adapter(client, int(adapter.group(2)), request, answer)
 
     def settle(self, database: Database) -> None:
         """Thin out what is left to be, and check that no more is kept than the setting says."""
@@ -92,18 +92,18 @@ class Thinned:
         for kind, forgotten in self._forgotten.items():
             spared = self._all(kind) - forgotten - self._allowed(kind)
             if spared:
-                self._broken(f"the {kind} of {sorted(spared)} is kept for ever")
+                self._violated(f"the {kind} of {sorted(spared)} is kept for ever")
         if any(number < self._first_kept() for _, number, _ in self._coded):
-            self._broken("what weights of old rounds were in recipes is kept for ever")
+            self._violated("what weights of old rounds were in recipes is kept for ever")
 
-    def _told_weights(self, client: str, number: int, request: Asked, answer: Answer) -> None:
+    def _check_weights(self, client: str, number: int, request: ReceivedRequest, answer: Answer) -> None:
         ledger = self._world.oracle.ledger
         row = ledger.given.to(client, number)
         if row is None or not ledger.had_joined(client, number, request.at):
             return
         if answer.status == 404:
             if (client, ledger.given.rows[row][2]) in self._needed("weights"):
-                self._broken(f"{client} was told that its weights of round {number} are not found")
+                self._violated(f"{client} was told that its weights of round {number} are not found")
             self._world.count("weights not kept any more")
         headers = {name.lower() for name, _ in answer.headers}
         is_dense = answer.status == 200 and not {b"tessera-weights", b"content-encoding"} & headers
@@ -111,7 +111,7 @@ class Thinned:
             ledger.given.rows[place][6] for place in (row, self._final(client, number)) if place is not None
         }
         if is_dense and digest_of(bytes(answer.body)) not in served:
-            self._broken(f"{client} was served other weights in round {number} than it was given")
+            self._violated(f"{client} was served other weights in round {number} than it was given")
 
     def _final(self, client: str, number: int) -> int | None:
         """Name the row of a client's final weights, which a finished federation serves for this round.
@@ -123,18 +123,18 @@ class Thinned:
             return None
         return ledger.given.to(client, ledger.newest_round + 1)
 
-    def _told_adapter(self, client: str, number: int, request: Asked, answer: Answer) -> None:
+    def _check_adapter(self, client: str, number: int, request: ReceivedRequest, answer: Answer) -> None:
         state = self._world.oracle.meaning.states.get((client, number))
         if state is None or request.at <= self._world.oracle.ledger.opened.get(number + 1, request.at):
             return
         if answer.status == 404:
             if (client, number) in self._needed("update"):
-                self._broken(f"{client} was told that its update of round {number} is not found")
+                self._violated(f"{client} was told that its update of round {number} is not found")
             self._world.count("updates not kept any more")
         elif answer.status == 200:
             size = state.size * _VALUE_BYTES
             if not np.array_equal(np.frombuffer(bytes(answer.body[-size:]), "<f4"), state):
-                self._broken(f"{client} was served another update of round {number} than is kept")
+                self._violated(f"{client} was served another update of round {number} than is kept")
 
     def _needed(self, kind: str) -> set[Place]:
         """Return the clients and rounds whose tensors can still be requested."""
@@ -188,5 +188,5 @@ class Thinned:
             self._rounds.add(number)
             self._world.count("rounds thinned out")
 
-    def _broken(self, event: str) -> None:
+    def _violated(self, event: str) -> None:
         self._world.violated("I19", event)

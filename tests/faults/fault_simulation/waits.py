@@ -152,7 +152,7 @@ def look_for_waiting(world: World, process: Process, long_polls: long_poll.LongP
 
 
 @contextmanager
-def waits_taken(scheduler: Scheduler) -> Iterator[None]:
+def virtual_waits(scheduler: Scheduler) -> Iterator[None]:
     """Replace waiting by waiting in the schedule's time."""
     loop, waiter = _Loop(scheduler), long_poll._Waiter
 

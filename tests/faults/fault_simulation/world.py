@@ -15,12 +15,12 @@ from tests.faults.fault_simulation.disk import Disks
 from tests.faults.fault_simulation.experts import banks_without_models
 from tests.faults.fault_simulation.fault_rates import FEW_IN_SUMS, FaultRates, Plan, fault_rates_of, plan_of
 from tests.faults.fault_simulation.oracle import Oracle
-from tests.faults.fault_simulation.people import Curious, Historian, Operator, TwoMouthed
+from tests.faults.fault_simulation.people import CuriousMember, EquivocatingMember, Historian, Operator
 from tests.faults.fault_simulation.replicas import LEASE_SECONDS, Replica
 from tests.faults.fault_simulation.scheduler import Killed, Process, Scheduler, Violation
 from tests.faults.fault_simulation.seams import EPOCH, taken
 from tests.faults.fault_simulation.storage import begin_anew, workplace
-from tests.faults.fault_simulation.waits import waits_taken
+from tests.faults.fault_simulation.waits import virtual_waits
 
 _SETTLING_SECONDS = 900.0
 _WORKERS_SUFFER_SECONDS = 40.0
@@ -73,13 +73,13 @@ class World:
         if not process.alive:
             raise Killed
         aggregates = task.is_worker and self.oracle.ledger.holds_lease(process.name)
-        suffers = self.is_stormy or (task.is_worker and self.scheduler.now < self.calm_since)
+        suffers = self.has_faults or (task.is_worker and self.scheduler.now < self.faults_ended_at)
         if suffers:
-            self._strike(process, label, often=aggregates or task.is_rare)
+            self._interrupt(process, label, often=aggregates or task.is_rare)
         if not inside:
             self.scheduler.sleep(self._delay(process, suffers=suffers, is_worker=task.is_worker))
 
-    def befalls_in_sum(self, kind: str, agent: int, chance: float) -> bool:
+    def is_due_in_sum(self, kind: str, agent: int, chance: float) -> bool:
         """Draw whether something befalls an agent in a sum, if that was not often enough before."""
         befalls = self.in_sums[kind, agent] < FEW_IN_SUMS and self.scheduler.dice.random() < chance
         self.in_sums[kind, agent] += befalls
@@ -88,13 +88,13 @@ class World:
     def die_in_sum(self, label: str) -> None:
         """Kill the running agent now and then where it sends a message of a sum."""
         process = self.scheduler.current().process
-        if isinstance(process, Agent) and self.befalls_in_sum("dies", process.number, self.rates.sum_crash):
+        if isinstance(process, Agent) and self.is_due_in_sum("dies", process.number, self.rates.sum_crash):
             self._crash_agent(process, f"a sum's {label}")
             raise Killed
 
     def disk_is_full(self) -> bool:
         """Draw whether the next write finds no space."""
-        if not self.is_stormy or self.scheduler.here() is None:
+        if not self.has_faults or self.scheduler.here() is None:
             return False
         is_full = self.scheduler.dice.random() < self.rates.disk_full
         if is_full:
@@ -116,13 +116,13 @@ class World:
     # What everybody else asks.
 
     @property
-    def is_stormy(self) -> bool:
+    def has_faults(self) -> bool:
         """Whether things go wrong now."""
         begins = self.storm_begins
         return begins is not None and self.scheduler.now < begins + self.rates.until
 
     @property
-    def calm_since(self) -> float:
+    def faults_ended_at(self) -> float:
         """When the last fault may have happened: tickers suffer longest, as agents get on well only then."""
         if self.storm_begins is None:
             return 0.0
@@ -135,7 +135,7 @@ class World:
     def is_cut_off(self, agent: int, replica: int) -> bool:
         """Whether an agent cannot reach a replica now."""
         since = self.scheduler.now - (self.storm_begins or 0.0)
-        return self.is_stormy and any(
+        return self.has_faults and any(
             begin <= since < end and (agent, replica) == (left, right)
             for begin, end, left, right in self.rates.partitions
         )
@@ -164,7 +164,7 @@ class World:
         named = self.oracle.ledger.connection.execute("SELECT id, name FROM clients ORDER BY id").fetchall()
         return {client: int(name.removeprefix("c")) for client, name in named}
 
-    def begin_storm(self) -> None:
+    def begin_faults(self) -> None:
         """From now on things go wrong."""
         self.storm_begins = self.scheduler.now
         for when, seconds in self.rates.jumps:
@@ -180,7 +180,7 @@ class World:
             return dice.uniform(0.0, 1.5 * LEASE_SECONDS)
         return dice.expovariate(50.0)
 
-    def _strike(self, process: Process, label: str, *, often: bool) -> None:
+    def _interrupt(self, process: Process, label: str, *, often: bool) -> None:
         dice, rates = self.scheduler.dice, self.rates
         draw = dice.random()
         if isinstance(process, Replica):
@@ -255,8 +255,8 @@ class World:
         for number in range(self.plan.replicas):
             self.replicas.append(Replica(self, number))
         self.operator = Operator(self)
-        TwoMouthed(self)
-        Curious(self)
+        EquivocatingMember(self)
+        CuriousMember(self)
         Historian(self)
         try:
             self.scheduler.run(self._is_over, _SETTLING_SECONDS)
@@ -288,7 +288,7 @@ def run_schedule(seed: int, *, trace: bool = False) -> Outcome:
         stack.enter_context(without_models())
         stack.enter_context(groups_taken(world.plan))
         stack.enter_context(banks_without_models(world.plan))
-        stack.enter_context(waits_taken(scheduler))
+        stack.enter_context(virtual_waits(scheduler))
         try:
             world.run()
         except Violation as broken:

@@ -17,7 +17,7 @@ from coordinator.storage import payloads
 from tests.faults.stress import summed
 from tests.faults.stress.one_hot import Trial, check, taking_part, wait_for_the_end
 from tests.faults.stress.summed import SummedTrial
-from tests.scene.replica_processes import Coordinator, Undertaker
+from tests.scene.replica_processes import Coordinator, CrashRestarter
 
 # Nothing is collected within an hour of its writing: at that place dies another process than a coordinator.
 _COLLECTING: Place = "collection-deleted"
@@ -50,7 +50,7 @@ def at_every_place(database_url: str, folder: Path, trial: Trial) -> Kills:
         AssertionError: something was lost, doubled, changed or left over, or a place was never come to.
     """
     coordinator = Coordinator(database_url, folder / "log")
-    undertaker = Undertaker(coordinator, _WHILE_SERVING)
+    undertaker = CrashRestarter(coordinator, _WHILE_SERVING)
     undertaker.start()
     try:
         with taking_part(trial, [coordinator.url]) as (federation_id, agents):
@@ -75,7 +75,7 @@ def at_every_place_of_a_sum(database_url: str, folder: Path, trial: SummedTrial)
         AssertionError: a total is wrong, something was lost or left over, or a place was never come to.
     """
     coordinator = Coordinator(database_url, folder / "log")
-    undertaker = Undertaker(coordinator, OF_SUMS)
+    undertaker = CrashRestarter(coordinator, OF_SUMS)
     undertaker.start()
     try:
         with summed.summing(trial, [coordinator.url]) as (federation_id, agents, admin):

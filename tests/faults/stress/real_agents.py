@@ -116,9 +116,11 @@ def on_two_replicas(database_url: str, folder: Path) -> Published:
             killed.kill()
             wait_until(frozen.is_frozen, what="the aggregation of round 1")
             killed.start()
-            wait_until(lambda: killed.said("round-published"), what="round 1 of who has taken it over")
+            wait_until(
+                lambda: killed.count_logged("round-published"), what="round 1 of who has taken it over"
+            )
             frozen.thaw()
-            wait_until(lambda: frozen.said("aggregation-overtaken"), what="who was frozen to find so")
+            wait_until(lambda: frozen.count_logged("aggregation-overtaken"), what="who was frozen to find so")
             wait_until(lambda: watched.is_there(2, 2), what="two updates of round 2")
             frozen.kill()
             frozen.start()

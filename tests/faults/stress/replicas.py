@@ -74,12 +74,12 @@ class _Tormentor(threading.Thread):
             self._done.wait(_FROZEN_SECONDS)
             self._frozen.thaw()
             return True
-        published = self._killed.said("round-published")
-        if not self._wait(lambda: self._killed.said("round-published") > published):
+        published = self._killed.count_logged("round-published")
+        if not self._wait(lambda: self._killed.count_logged("round-published") > published):
             return False
-        found = self._frozen.said(_OVERTAKEN)
+        found = self._frozen.count_logged(_OVERTAKEN)
         self._frozen.thaw()
-        return self._wait(lambda: self._frozen.said(_OVERTAKEN) > found)
+        return self._wait(lambda: self._frozen.count_logged(_OVERTAKEN) > found)
 
     def _start(self, replica: Coordinator, place: Place | None = None, *, freeze: bool = False) -> None:
         self.rounds_go_on.clear()
@@ -130,7 +130,7 @@ def frozen_and_killed(database_url: str, folder: Path, trial: Trial) -> Havoc:
     assert [error for replica in replicas for error in replica.errors] == []
     havoc = tormentor.havoc
     assert (len(havoc.frozen_at), len(havoc.killed_at)) == (len(_TO_FREEZE), len(_TO_KILL) - 1), havoc
-    havoc.overtaken = sum(replica.said(_OVERTAKEN) for replica in replicas)
+    havoc.overtaken = sum(replica.count_logged(_OVERTAKEN) for replica in replicas)
     havoc.published = published_in(database_url)
     return havoc
 
@@ -163,8 +163,8 @@ def frozen_while_opening(database_url: str, folder: Path, trial: SummedTrial) ->
     def thaw() -> None:
         while not done.wait(0.01):
             if frozen.is_frozen():
-                opened = other.said(_OPENED)
-                while other.said(_OPENED) == opened and not done.wait(0.01):
+                opened = other.count_logged(_OPENED)
+                while other.count_logged(_OPENED) == opened and not done.wait(0.01):
                     pass
                 frozen.thaw()
                 return
@@ -181,4 +181,4 @@ def frozen_while_opening(database_url: str, folder: Path, trial: SummedTrial) ->
         for replica in (frozen, other):
             replica.kill()
     assert [*frozen.errors, *other.errors] == []
-    return frozen.said("sum-overtaken")
+    return frozen.count_logged("sum-overtaken")

@@ -7,7 +7,7 @@ import re
 import httpx
 
 
-class Buffering(httpx.HTTPTransport):
+class DelayedUpdates(httpx.HTTPTransport):
     """Delivers the updates of round 1 five minutes late, as a proxy on a slow line does, or not at all."""
 
     def __init__(self, is_late: bool) -> None:
@@ -25,7 +25,7 @@ class Buffering(httpx.HTTPTransport):
         return super().handle_request(request)
 
 
-class Deaf(httpx.HTTPTransport):
+class LostReceipts(httpx.HTTPTransport):
     """Lets updates through and loses every answer to one."""
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:

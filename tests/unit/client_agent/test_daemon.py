@@ -20,7 +20,7 @@ from tests.scene.agents import Enrolled, alone_plan, checked, enrolled, limited_
 from tests.scene.coordinator import Served, start
 from tests.scene.disks import fill, mounted
 from tests.scene.silo_config import HELD_OUT, config
-from tests.unit.client_agent.bad_lines import Buffering, Deaf
+from tests.unit.client_agent.bad_lines import DelayedUpdates, LostReceipts
 
 
 @pytest.mark.parametrize("kind", ["pq", "lora"])
@@ -92,7 +92,7 @@ def test_undeliverable_update_is_dropped_with_its_round(
     served: Served, started: Enrolled, caplog: pytest.LogCaptureFixture, is_late: bool
 ) -> None:
     rounds = {"total": 1, "min_clients": 1, "collect_seconds": 6.0}
-    participant = started(Buffering(is_late), **alone_plan(rounds=rounds))
+    participant = started(DelayedUpdates(is_late), **alone_plan(rounds=rounds))
     run(participant, limited_sleep(500))
     first = participant.workspace.rounds.open(1)
     assert (first.has(UPDATE), first.has(RECEIPT)) == (True, False)
@@ -107,7 +107,7 @@ def test_undeliverable_update_is_dropped_with_its_round(
 def test_counted_update_without_receipt_is_logged_as_counted(
     served: Served, started: Enrolled, caplog: pytest.LogCaptureFixture
 ) -> None:
-    participant = started(Deaf(), **alone_plan(rounds={"total": 1, "min_clients": 1}))
+    participant = started(LostReceipts(), **alone_plan(rounds={"total": 1, "min_clients": 1}))
     run(participant, limited_sleep(500))
     first = participant.workspace.rounds.open(1)
     assert json.loads(first.read(CLOSED)) == {"reason": "receipt-lost"}

@@ -27,7 +27,7 @@ HELLO = {
 }
 
 
-class Changed(httpx.HTTPTransport):
+class ChangedAnswers(httpx.HTTPTransport):
     """Changes the members of every answer of a path."""
 
     def __init__(self, path: str, **members: Any) -> None:
@@ -68,7 +68,7 @@ def test_agent_of_another_version_ends(
 
 
 def test_agent_that_cannot_read_a_brief_ends(started: Enrolled) -> None:
-    line = Changed("/current", training={"learning_rate": "warm"})
+    line = ChangedAnswers("/current", training={"learning_rate": "warm"})
     participant = started(line, **alone_plan())
     with pytest.raises(VersionMismatch, match=r"training\.learning_rate.*; upgrade"):
         run(participant, limited_sleep(5))

@@ -14,7 +14,7 @@ from studies.study import read_study
 
 SILO = 'url = "http://127.0.0.1:1"\nmodel = "m"\ntrain = "t.jsonl"\n'
 STUDY = 'seeds = [0]\n[[silo]]\nname = "ash"\ncopies = 2\nexamples = 4\n' + SILO.split("\n", 1)[1]
-OWN = 'template = { prompt = "{text}", answer = "{label}" }\n'
+OWN_TEMPLATE = 'template = { prompt = "{text}", answer = "{label}" }\n'
 
 
 @pytest.mark.parametrize(
@@ -35,8 +35,14 @@ OWN = 'template = { prompt = "{text}", answer = "{label}" }\n'
             'template = { prompt = "{a}", answer = "{b}", option = ["x", "y"] }',
             "template.option: there is no such (option|field); did you mean options",
         ),
-        (OWN + 'format = "mnli"', "template: says what a row is, and so does format = 'mnli'; leave one out"),
-        (OWN + 'columns = { prompt = "q" }', "template: names the columns of the data in its braces"),
+        (
+            OWN_TEMPLATE + 'format = "mnli"',
+            "template: says what a row is, and so does format = 'mnli'; leave one out",
+        ),
+        (
+            OWN_TEMPLATE + 'columns = { prompt = "q" }',
+            "template: names the columns of the data in its braces",
+        ),
     ],
 )
 @pytest.mark.parametrize("is_study", [False, True])

@@ -29,7 +29,7 @@ from tests.scene.faults import Killed
 from tests.scene.waiting import wait_until
 from tests.unit.coordinator.aggregation.closed_round import (
     BLOCK_BYTES,
-    nothing,
+    no_interruption,
     publish,
     round_row,
     served_values,
@@ -55,7 +55,7 @@ def test_a_dead_worker_is_replaced_after_its_lease(database: Database) -> None:
     publish(database)
     assert round_row(database, closed).state == "published"
     with pytest.raises(LostRace):
-        job.aggregate(database, first, block_bytes=BLOCK_BYTES, between=nothing)
+        job.aggregate(database, first, block_bytes=BLOCK_BYTES, between=no_interruption)
     assert row_count(database, WeightsRow) == 3
     assert garbage_collection.collect(database) == 0
     assert garbage_collection.collect(database, grace=timedelta(seconds=-5)) == 3
@@ -162,7 +162,7 @@ def test_finishing_the_federation_overrides_an_aggregation(database: Database) -
     with database.write() as session:
         transitions.finish(session, lock_federation(session, closed.federation_id))
     with pytest.raises(LostRace):
-        job.aggregate(database, claim, block_bytes=BLOCK_BYTES, between=nothing)
+        job.aggregate(database, claim, block_bytes=BLOCK_BYTES, between=no_interruption)
     row = round_row(database, closed)
     assert (row.state, row.reason) == ("abandoned", "finished")
     assert row_count(database, WeightsRow) == 0

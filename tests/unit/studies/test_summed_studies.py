@@ -43,7 +43,7 @@ def three_silos(folder: Path) -> Study:
     return study(folder, silo_table("aster"), silo_table("birch", "flip"), silo_table("cedar"), more=STUDY)
 
 
-class Finals:
+class FinalWeights:
     """The final weights of each run, read before its folders are deleted."""
 
     def __init__(self) -> None:
@@ -65,7 +65,7 @@ class Finals:
 def test_plain_and_summed_fedavg_end_with_equal_weights(
     tmp_path: Path, served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    read, finals = three_silos(tmp_path), Finals()
+    read, finals = three_silos(tmp_path), FinalWeights()
     monkeypatch.setattr(silo_work, "finish", finals.finish)
     results: dict[str, CellResult] = {}
     with Operator(served.url, ADMIN_TOKEN) as operator:

@@ -140,7 +140,7 @@ def _until_healthy(container: Container, row: dict[str, Any]) -> None:
 
 def _expect(fact: bool, container: Container, more: str = "") -> None:
     if not fact:
-        lines = "\n".join(container.told().splitlines()[-30:])
+        lines = "\n".join(container.printed().splitlines()[-30:])
         raise Failed(f"{container.name} failed; its log ends with:\n{lines}\n{more}")
 
 
@@ -292,7 +292,7 @@ def _check_secrets(machine: Machine, outcome: Outcome) -> None:
     with outcome.holds("no secret is in a log, and nothing but mount points is in a root"):
         secrets = {path.name: path.read_text() for path in (machine.folder / "secrets").iterdir()}
         for name, container in machine.containers.items():
-            log = container.told()
+            log = container.printed()
             for secret, value in secrets.items():
                 assert value not in log, f"{secret} is in the log of {name}"
             written = [p for p in (container.bundle / "upper").rglob("*") if p.is_file() and p.stat().st_size]

@@ -311,7 +311,7 @@ class Container:
             status = self._process.wait()
         return status, time.monotonic() - began
 
-    def told(self) -> str:
+    def printed(self) -> str:
         """What it printed."""
         return self.log.read_text(errors="replace")
 

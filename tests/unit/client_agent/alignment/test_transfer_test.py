@@ -23,7 +23,7 @@ from tests.scene.coordinator import ADMIN_TOKEN, Served
 from tests.scene.silo_config import config
 
 EVERY_MODULE = {f"b{block}.{role}" for block in range(4) for role in ("v", "down")}
-PIVOT, OTHER = (base_model_slug(str(MODELS[name])) for name in "SL")
+PIVOT, LARGE = (base_model_slug(str(MODELS[name])) for name in "SL")
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def silo_file(
 
     def stored() -> dict[str, Any] | None:
         packs = served.admin.get(f"/v1/federations/{federation_id}/alignments").json()["items"]
-        acceptance: dict[str, Any] | None = next(p["acceptance"] for p in packs if p["base_model"] == OTHER)
+        acceptance: dict[str, Any] | None = next(p["acceptance"] for p in packs if p["base_model"] == LARGE)
         return acceptance
 
     return file, stored

@@ -108,7 +108,7 @@ def test_other_coordinator_receives_only_a_greeting(
     assert read(token).id not in sent
 
 
-class Between(httpx.HTTPTransport):
+class ChangedAnswers(httpx.HTTPTransport):
     """Changes an answer in transit."""
 
     def __init__(self, change: Callable[[str], str]) -> None:
@@ -132,5 +132,5 @@ def test_altered_or_replayed_greeting_is_refused(served: Served, api: Connect) -
     ]
     for change in changes:
         with pytest.raises(CoordinatorNotTrusted):
-            api(served, None, Between(change)).proved_hello(token.server)
-    assert api(served, None, Between(lambda text: text)).proved_hello(token.server).name == "Tessera"
+            api(served, None, ChangedAnswers(change)).proved_hello(token.server)
+    assert api(served, None, ChangedAnswers(lambda text: text)).proved_hello(token.server).name == "Tessera"

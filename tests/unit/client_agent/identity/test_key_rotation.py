@@ -231,7 +231,7 @@ def test_false_acceptance_of_next_key_loses_no_key(scene: RotatingAgent) -> None
     with pytest.raises(Stopped):
         replace_key(lambda key: scene.connect(key, Delayed()), scene.folder)
 
-    class Liar(httpx.HTTPTransport):
+    class OldKeyServer(httpx.HTTPTransport):
         def handle_request(self, request: httpx.Request) -> httpx.Response:
             me = scene.member
             answer = {"client_id": me.client_id, "name": me.name, "federation_id": me.federation_id}
@@ -239,7 +239,7 @@ def test_false_acceptance_of_next_key_loses_no_key(scene: RotatingAgent) -> None
                 200, json=answer | {"state": "enrolled", "organisation": None, "layout": {}}
             )
 
-    with scene.connect(scene.old, Liar()) as api:
+    with scene.connect(scene.old, OldKeyServer()) as api:
         assert switch_to_accepted_key(api, scene.folder)
     assert not scene.is_accepted(read_key(scene.folder))
     old_key_file = scene.folder / "earlier" / "client.key-1"

@@ -227,7 +227,7 @@ def test_changed_intermediate_manifest_is_refused(client_and_rounds: ClientAndRo
         run_round(number)
     third = client.joined(3)
 
-    class Lying(httpx.HTTPTransport):
+    class ForgedManifests(httpx.HTTPTransport):
         def handle_request(self, request: httpx.Request) -> httpx.Response:
             answer = super().handle_request(request)
             answer.read()
@@ -235,7 +235,7 @@ def test_changed_intermediate_manifest_is_refused(client_and_rounds: ClientAndRo
             return httpx.Response(200, json=document) if "/manifest" in request.url.path else answer
 
     with CoordinatorApi(
-        str(client.silo.http.base_url), key=client.silo.key, deadline_seconds=0, transport=Lying()
+        str(client.silo.http.base_url), key=client.silo.key, deadline_seconds=0, transport=ForgedManifests()
     ) as lying:
         client.api, honest = lying, client.api
         with pytest.raises(ManifestRefused, match="there are two manifests of round 2"):

@@ -35,7 +35,7 @@ RECORDS = 8
 EPSILON = 4.0
 TRIALS = 2000
 CANARY = TokenizedText((1, 2), (False, True), ())
-OTHER = TokenizedText((1, 3), (False, True), ())
+SECOND_TEXT = TokenizedText((1, 3), (False, True), ())
 
 
 @pytest.fixture(autouse=True)
@@ -57,7 +57,7 @@ def attacked(mechanism: Mechanism, steps: int, *, canary: bool) -> float:
         parameter.grad = torch.tensor([100.0, 0.0]) if text is CANARY else torch.tensor([0.0, 1.0])
         return 0.0
 
-    private = PrivateSteps([*[(OTHER,)] * (RECORDS - 1), (CANARY,)], mechanism, Paid())
+    private = PrivateSteps([*[(SECOND_TEXT,)] * (RECORDS - 1), (CANARY,)], mechanism, Paid())
     share, total = mechanism.sampled / mechanism.records, 0.0
     for sample in private.samples(steps):
         present = sample if canary else [batch for batch in sample if batch[0] is not CANARY]

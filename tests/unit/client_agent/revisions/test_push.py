@@ -67,7 +67,7 @@ def settled(served: Served, tmp_path: Path) -> Settled:
     return write
 
 
-def keeping(participant: Participant, settings: AgentSettings) -> Participant:
+def exporting(participant: Participant, settings: AgentSettings) -> Participant:
     return replace(participant, keep_revisions=RevisionKeeper(settings, "aster"))
 
 
@@ -93,7 +93,7 @@ def no_silo() -> Silo:
 
 def test_each_round_is_exported_and_linked(settled: Settled, started: Enrolled) -> None:
     settings = settled()
-    participant = keeping(started(**PLAN), settings)
+    participant = exporting(started(**PLAN), settings)
     folder, firsts = served_by(settings), {}
     for number in (1, 2):
         take_part(participant, next_brief(participant))
@@ -114,7 +114,7 @@ def test_each_round_is_exported_and_linked(settled: Settled, started: Enrolled) 
 
 def test_agents_without_an_export_keep_revisions(served: Served, settled: Settled, started: Enrolled) -> None:
     settings = settled(keep_revisions="2")
-    participant = keeping(started(**PLAN | {"rounds": {"total": 2, "min_clients": 1}}), settings)
+    participant = exporting(started(**PLAN | {"rounds": {"total": 2, "min_clients": 1}}), settings)
     run(participant, limited_sleep(500))
     assert [(r.number, r.variant) for r in store_of(settings).all()] == [(2, "trained"), (3, "final")]
     assert not settings.export.folder.exists()
@@ -123,10 +123,10 @@ def test_agents_without_an_export_keep_revisions(served: Served, settled: Settle
 def test_finished_agent_adds_nothing_at_its_next_start(settled: Settled, started: Enrolled) -> None:
     settings = settled()
     participant = started(**PLAN | {"rounds": {"total": 1, "min_clients": 1}})
-    run(keeping(participant, settings), limited_sleep(500))
+    run(exporting(participant, settings), limited_sleep(500))
     state = sorted(path for path in settings.folder.rglob("*") if "sent" not in path.parts)
     assert served_by(settings).current() == "aster@2"
-    run(keeping(participant, settings), limited_sleep(500))
+    run(exporting(participant, settings), limited_sleep(500))
     assert sorted(path for path in settings.folder.rglob("*") if "sent" not in path.parts) == state
 
 
@@ -134,7 +134,7 @@ def test_command_runs_after_the_link_moved(settled: Settled, started: Enrolled, 
     log = tmp_path / "hook.log"
     script = f"readlink $TESSERA_EXPORT_FOLDER/current >> {log}; env | grep ^TESSERA_ | sort >> {log}"
     settings = settled(f"run = {json.dumps(['sh', '-c', script])}")
-    participant = keeping(started(**PLAN), settings)
+    participant = exporting(started(**PLAN), settings)
     take_part(participant, next_brief(participant))
     folder = settings.export.folder.absolute()
     linked, *variables = log.read_text().splitlines()
@@ -151,7 +151,7 @@ def test_command_runs_after_the_link_moved(settled: Settled, started: Enrolled, 
     assert {f"{name}={value}" for name, value in expected.items()} <= set(variables)
     runs = log.read_text()
     participant.keep_revisions(participant)
-    keeping(participant, settings).keep_revisions(participant)
+    exporting(participant, settings).keep_revisions(participant)
     assert log.read_text() == runs
 
 
@@ -159,7 +159,7 @@ def test_failed_command_is_reported_and_tried_again(
     settled: Settled, started: Enrolled, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     settings = settled("""run = ["sh", "-c", "test -e done || { echo 'no server' >&2; exit 3; }"]""")
-    participant = keeping(started(**PLAN), settings)
+    participant = exporting(started(**PLAN), settings)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(tmp_path)
         take_part(participant, next_brief(participant))
@@ -172,7 +172,7 @@ def test_failed_command_is_reported_and_tried_again(
         participant.keep_revisions(participant)
         assert not caplog.records  # not before its time
         (tmp_path / "done").touch()
-        keeping(participant, settings).keep_revisions(participant)  # at the next start
+        exporting(participant, settings).keep_revisions(participant)  # at the next start
     assert Serving.read(settings.folder) == Serving(notified="aster@1")
 
 
@@ -226,7 +226,7 @@ def test_rollback_serves_an_older_revision(
     settled: Settled, started: Enrolled, caplog: pytest.LogCaptureFixture
 ) -> None:
     settings = settled()
-    participant = keeping(started(**PLAN), settings)
+    participant = exporting(started(**PLAN), settings)
     folder, store = served_by(settings), store_of(settings)
     for _ in range(2):
         take_part(participant, next_brief(participant))
@@ -246,7 +246,7 @@ def test_rollback_after_a_failed_command_runs_it(settled: Settled, started: Enro
     log = tmp_path / "hook.log"
     script = f"echo $TESSERA_REVISION_NAME >> {log}; test $TESSERA_REVISION != 2"
     settings = settled(f"run = {json.dumps(['sh', '-c', script])}")
-    participant = keeping(started(**PLAN), settings)
+    participant = exporting(started(**PLAN), settings)
     for _ in range(2):
         take_part(participant, next_brief(participant))
     # The server may have loaded revision 2, although the command for it failed.
@@ -256,7 +256,7 @@ def test_rollback_after_a_failed_command_runs_it(settled: Settled, started: Enro
 
 def test_pruning_keeps_the_pinned_revision(settled: Settled, started: Enrolled) -> None:
     settings = settled("", keep_revisions="1")
-    participant = keeping(started(**PLAN), settings)
+    participant = exporting(started(**PLAN), settings)
     take_part(participant, next_brief(participant))
     Push(settings, "aster").roll_back(store_of(settings), 1, no_silo, awaited)
     for _ in range(2):
@@ -269,7 +269,7 @@ def test_unreadable_export_folder_stops_no_training(
     settled: Settled, started: Enrolled, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = settled()
-    participant = keeping(started(**PLAN), settings)
+    participant = exporting(started(**PLAN), settings)
 
     def gone(self: ServedFolder, name: str) -> list[int]:
         raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
@@ -291,7 +291,7 @@ def test_command_gets_no_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 def test_rollback_exports_a_removed_revision_again(settled: Settled, started: Enrolled) -> None:
     settings = settled()
-    participant = keeping(started(**PLAN), settings)
+    participant = exporting(started(**PLAN), settings)
     folder, store = served_by(settings), store_of(settings)
     for _ in range(2):
         take_part(participant, next_brief(participant))
@@ -326,7 +326,7 @@ def test_folder_of_another_agent_is_not_taken_over(
     folder = served_by(settings)
     export(folder, 4, name="birch")
     folder.point("birch@4")
-    participant = keeping(started(**PLAN), settings)
+    participant = exporting(started(**PLAN), settings)
     take_part(participant, next_brief(participant))
     assert folder.current() == "birch@4"
     assert "another agent exports there; set another export.folder" in caplog.text
@@ -337,7 +337,7 @@ def test_inexact_export_is_not_served(
     settled: Settled, started: Enrolled, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     settings = settled()
-    participant = keeping(started(**PLAN), settings)
+    participant = exporting(started(**PLAN), settings)
     take_part(participant, next_brief(participant))
     with monkeypatch.context() as patch:
         patch.setattr("client_agent.export.job.largest_difference", lambda *_: -1.0)
@@ -355,7 +355,7 @@ def test_unforeseen_fault_does_not_stop_training(
     settled: Settled, started: Enrolled, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     settings = settled()
-    participant = keeping(started(**PLAN), settings)
+    participant = exporting(started(**PLAN), settings)
     monkeypatch.setattr(Push, "_export_missing", lambda *_: 1 / 0)
     assert take_part(participant, next_brief(participant))
     assert "the export failed and is tried again: division by zero" in caplog.text
@@ -367,7 +367,7 @@ def test_full_disk_of_the_export_folder_loses_nothing(
 ) -> None:
     with mounted(tmp_path / "disk", "size=1m") as disk:
         settings = settled(f'folder = "{disk}"')
-        participant = keeping(started(**PLAN), settings)
+        participant = exporting(started(**PLAN), settings)
         take_part(participant, next_brief(participant))
         filler = fill(disk)
         take_part(participant, next_brief(participant))
@@ -380,7 +380,7 @@ def test_full_disk_of_the_export_folder_loses_nothing(
         assert failure.reason == f"the disk of {disk} is full; free space there"
         assert f"tried again: {failure.reason}" in caplog.text
         filler.unlink()
-        keeping(participant, settings).keep_revisions(participant)
+        exporting(participant, settings).keep_revisions(participant)
         assert folder.current() == "aster@2"
         assert [entry.name for entry in disk.iterdir() if entry.name.startswith(".")] == []
 
@@ -392,7 +392,7 @@ def test_full_disk_of_the_agent_is_waited_for(
     with mounted(tmp_path / "disk", "size=64m") as disk, ExitStack() as stack:
         settings = settled().model_copy(update={"folder": disk / "state"})
         federation_id = served.federation(**PLAN | {"rounds": {"total": 1, "min_clients": 1}})
-        participant = keeping(enrolled(served, federation_id, silo, settings.folder, stack), settings)
+        participant = exporting(enrolled(served, federation_id, silo, settings.folder, stack), settings)
         served.admin.post(f"/v1/federations/{federation_id}/start")
         filled: list[Path] = []
         add = RevisionStore.add_states
@@ -449,7 +449,7 @@ def test_agent_killed_between_export_and_link_repairs_it(
     settled: Settled, started: Enrolled, tmp_path: Path, place: str
 ) -> None:
     settings = settled(f'run = ["sh", "-c", "echo $TESSERA_REVISION_NAME >> {tmp_path}/hook.log"]')
-    participant = keeping(started(**PLAN | {"rounds": {"total": 2, "min_clients": 1}}), settings)
+    participant = exporting(started(**PLAN | {"rounds": {"total": 2, "min_clients": 1}}), settings)
     take_part(participant, next_brief(participant))
     file = tmp_path / "silo.toml"
     root = Path(__file__).parents[4]
@@ -463,7 +463,7 @@ def test_agent_killed_between_export_and_link_repairs_it(
     folder = served_by(settings)
     assert folder.current() == ("aster@2" if place == "run" else "aster@1")
     assert folder.labels() == (["aster@1"] if place == "seal" else ["aster@1", "aster@2"])
-    run(keeping(participant, settings), limited_sleep(500))
+    run(exporting(participant, settings), limited_sleep(500))
     assert folder.labels() == ["aster@1", "aster@2", "aster@3"]
     assert folder.current() == "aster@3"
     assert (tmp_path / "hook.log").read_text().splitlines() == ["aster@1", "aster@2", "aster@3"]
@@ -488,7 +488,7 @@ def test_revision_gives_the_adapter_of_its_round(
     settled: Settled, started: Enrolled, strategy: dict[str, Any], adapter: dict[str, Any]
 ) -> None:
     settings = settled(keep_revisions="9")
-    participant = keeping(
+    participant = exporting(
         started(
             **PLAN | {"strategy": strategy, "adapter": adapter, "rounds": {"total": 2, "min_clients": 1}}
         ),
@@ -522,7 +522,7 @@ def effect(adapter: Adapter) -> dict[str, Any]:
 def test_commands_show_revisions_and_roll_back(settled: Settled, started: Enrolled, tmp_path: Path) -> None:
     settings = settled()
     file = tmp_path / "silo.toml"
-    participant = keeping(started(**PLAN), settings)
+    participant = exporting(started(**PLAN), settings)
     empty = tessera("history", "--config", file)
     assert (empty.exit_code, empty.stdout) == (0, "")
     assert "no revisions yet" in empty.stderr

@@ -26,7 +26,7 @@ from tests.scene.agent_rounds import (
 from tests.scene.agents import Enrolled
 from tests.scene.coordinator import Served
 
-OWN = {"reference": "own_last", "density": 0.5, "values": "int8"}
+OWN_LAST = {"reference": "own_last", "density": 0.5, "values": "int8"}
 
 
 def octets(folder: Any) -> int:
@@ -42,7 +42,7 @@ def with_wire(brief: RoundBrief, **changes: Any) -> RoundBrief:
     )
 
 
-@pytest.mark.parametrize("recipe", [SERVED, OWN])
+@pytest.mark.parametrize("recipe", [SERVED, OWN_LAST])
 def test_sparse_update_sends_largest_values_within_budget(
     served: Served, participant: Enrolled, recipe: dict[str, Any]
 ) -> None:
@@ -113,7 +113,7 @@ def test_density_below_priors_is_refused_before_join(served: Served, participant
 def test_whole_update_over_budget_is_sent_with_warning(
     served: Served, participant: Enrolled, caplog: pytest.LogCaptureFixture
 ) -> None:
-    scene = LoneSilo(served, participant, adapter=LORA, wire={"recipe": OWN, "max_bytes": 500})
+    scene = LoneSilo(served, participant, adapter=LORA, wire={"recipe": OWN_LAST, "max_bytes": 500})
     first = scene.run_rounds()
     assert first.has(RECEIPT)
     first.forget(SENT)

@@ -133,14 +133,14 @@ def test_killed_agent_sends_and_keeps_the_same_bytes(
     for name in files:
         for is_written in (False, True):
 
-            def mortal(path: Path, content: bytes, name: str = name, lives: bool = is_written) -> None:
+            def dying_writes(path: Path, content: bytes, name: str = name, lives: bool = is_written) -> None:
                 if path.name != name or lives:
                     writes(path, content)
                 if path.name == name:
                     raise Killed
 
             with monkeypatch.context() as patched:
-                patched.setattr(round_folder, "write_durably", mortal)
+                patched.setattr(round_folder, "write_durably", dying_writes)
                 with pytest.raises(Killed):
                     take_part(participant, brief)
             for file, contents in seen.items():

@@ -60,7 +60,7 @@ def test_silo_without_last_update_downloads_dense_weights(served: Served, partic
     assert scene.run_rounds(1).read(WEIGHTS) == scene.who.session.api.weights(scene.federation_id, 2).body
 
 
-class Changed(httpx.HTTPTransport):
+class ChangedWeights(httpx.HTTPTransport):
     """Somebody between an agent and its coordinator who changes what weights come with."""
 
     def __init__(self, change: Callable[[httpx.Response, bytes], httpx.Response]) -> None:
@@ -107,7 +107,7 @@ def test_unsigned_coded_weights_are_downloaded_dense_instead(
         server_key=who.session.server_key,
         deadline_seconds=5,
         sleep=lambda _: None,
-        transport=Changed(change),
+        transport=ChangedWeights(change),
     ) as who.session.api:
         assert take_part(who, scene.brief())
     who.session.api = honest

@@ -110,14 +110,14 @@ def test_killed_agent_sends_one_update_to_the_byte(
     for name in (BRIEF, WEIGHTS, TRAINED, SKETCH, extra, UPDATE, RECEIPT, SCORES_SENT):
         for is_written in (False, True):
 
-            def mortal(path: Path, content: bytes, name: str = name, lives: bool = is_written) -> None:
+            def dying_writes(path: Path, content: bytes, name: str = name, lives: bool = is_written) -> None:
                 if path.name != name or lives:
                     writes(path, content)
                 if path.name == name:
                     raise Killed
 
             with monkeypatch.context() as patched:
-                patched.setattr(round_folder, "write_durably", mortal)
+                patched.setattr(round_folder, "write_durably", dying_writes)
                 with pytest.raises(Killed):
                     take_part(scene.who, brief)
             assert folder.has(name) == is_written

@@ -40,7 +40,7 @@ def private(started: Enrolled, **rounds_plan: int) -> Participant:
     return started(**plan)
 
 
-def kept(participant: Participant, number: int) -> Sketch:
+def stored_sketch(participant: Participant, number: int) -> Sketch:
     return Sketch.from_bytes(participant.workspace.rounds.open(number).read(SKETCH))
 
 
@@ -55,9 +55,9 @@ def test_silo_releases_sketch_once_a_round_then_repeats(served: Served, started:
     shown = served.rounds(participant.session.federation_id)
     assert [view["state"] for view in shown] == ["published"] * 3
     assert [view["clients"][0]["epsilon"] for view in shown] == [*spent, spent[1]]
-    assert kept(participant, 2).to_bytes() == kept(participant, 3).to_bytes()
-    assert kept(participant, 2).vector.shape == (64,)
-    assert np.linalg.norm(kept(participant, 2).vector) <= 1 + 1e-6
+    assert stored_sketch(participant, 2).to_bytes() == stored_sketch(participant, 3).to_bytes()
+    assert stored_sketch(participant, 2).vector.shape == (64,)
+    assert np.linalg.norm(stored_sketch(participant, 2).vector) <= 1 + 1e-6
 
 
 @pytest.mark.slow
@@ -107,7 +107,7 @@ def test_newcomers_join_and_update_carry_one_release(started: Enrolled) -> None:
     bodies = {plain_steps.newcomer_body(work) for _ in range(2)}
     assert len(bodies) == 1
     assert len(Ledger(participant.workspace.folder).read().releases) == 1
-    assert kept(participant, 1).vector.tobytes() in bodies.pop()
+    assert stored_sketch(participant, 1).vector.tobytes() in bodies.pop()
 
 
 @pytest.mark.parametrize("dp", [None, SignatureDpPlan(epsilon=9.0, releases=2, minimum_sample=12)])

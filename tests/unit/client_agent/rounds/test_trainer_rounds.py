@@ -23,7 +23,7 @@ ONE_ROUND = {"total": 1, "min_clients": 1}
 LORA = {"kind": "lora", "rank": 2, "roles": ["v"]}
 
 
-class Breaking(LocalTrainer):
+class FailingTrainer(LocalTrainer):
     """Breaks after the first step of the first call, and adds a constant in the second."""
 
     def __init__(self) -> None:
@@ -39,15 +39,15 @@ class Breaking(LocalTrainer):
 
 
 @pytest.fixture
-def breaking(silo: Silo) -> Iterator[Breaking]:
-    trainer = Breaking()
+def failing_trainer(silo: Silo) -> Iterator[FailingTrainer]:
+    trainer = FailingTrainer()
     silo.trainer = OpenedTrainer("breaking", TrainerOptions(), trainer)
     yield trainer
     silo.trainer = None
 
 
 def test_round_of_failed_trainer_resumes_at_next_start(
-    served: Served, started: Enrolled, breaking: Breaking
+    served: Served, started: Enrolled, failing_trainer: FailingTrainer
 ) -> None:
     participant = started(**alone_plan(adapter=LORA, rounds=ONE_ROUND, strategy={"name": "fedavg"}))
     with pytest.raises(TrainerFailed, match=r"round 1: trainer 'breaking' failed after 1 of 2 .*no room"):
@@ -57,7 +57,7 @@ def test_round_of_failed_trainer_resumes_at_next_start(
     assert not folder.has(TRAINED)
     assert served.rounds(participant.session.federation_id)[0]["counts"]["arrived"] == 0
     run(participant, limited_sleep(500))
-    assert breaking.calls == 2
+    assert failing_trainer.calls == 2
     assert folder.has(RECEIPT)
     assert not (folder.path / TRAINER).exists()
     trained = TrainingResult.read(folder.path / TRAINED)
@@ -67,20 +67,20 @@ def test_round_of_failed_trainer_resumes_at_next_start(
 
 
 def test_unsuitable_trainer_is_refused_before_join(
-    served: Served, started: Enrolled, breaking: Breaking
+    served: Served, started: Enrolled, failing_trainer: FailingTrainer
 ) -> None:
     plan: dict[str, Any] = alone_plan(adapter=LORA, rounds=ONE_ROUND, strategy={"name": "ditto"})
     participant = started(**plan)
     with pytest.raises(TrainerUnusable, match="trains two adapters, which trainer 'breaking' does not do"):
         run(participant, limited_sleep(50))
-    assert breaking.calls == 0
+    assert failing_trainer.calls == 0
     assert not participant.workspace.rounds.open(1).has(WEIGHTS)
     assert served.rounds(participant.session.federation_id)[0]["counts"]["joined"] == 0
 
 
 @pytest.mark.slow
-def test_private_sketch_does_not_use_the_trainer(started: Enrolled, breaking: Breaking) -> None:
-    breaking.calls = 1
+def test_private_sketch_does_not_use_the_trainer(started: Enrolled, failing_trainer: FailingTrainer) -> None:
+    failing_trainer.calls = 1
     dp = {"epsilon": 8, "releases": 1, "minimum_sample": 2}
     participant = started(**alone_plan(adapter=LORA, rounds=ONE_ROUND, signature={"dim": 4, "dp": dp}))
     run(participant, limited_sleep(500))

@@ -96,7 +96,7 @@ def test_weights_of_another_round_are_no_reference(served: Served, participant: 
     assert scene.run_rounds().read(WEIGHTS) == served_whole(scene, 3)
 
 
-class Changed(httpx.HTTPTransport):
+class ChangedDifferences(httpx.HTTPTransport):
     """Somebody between an agent and its coordinator who changes differences."""
 
     def __init__(self, change: Callable[[bytes], bytes]) -> None:
@@ -147,7 +147,7 @@ def test_changed_difference_is_replaced_by_dense_weights(
     scene = LoneSilo(served, participant, wire=INT8)
     scene.run_rounds()
     who, honest = scene.who, scene.who.session.api
-    with api_through(scene, Changed(change)) as who.session.api:
+    with api_through(scene, ChangedDifferences(change)) as who.session.api:
         assert take_part(who, scene.brief())
     who.session.api = honest
     assert "downloading dense" in caplog.text
@@ -208,11 +208,11 @@ def test_final_weights_of_another_digest_are_refused(served: Served, participant
     scene.run_rounds()
     brief = finished_brief(scene)
 
-    class Everything(Changed):
+    class AlwaysWhole(ChangedDifferences):
         def handle_request(self, request: httpx.Request) -> httpx.Response:
             if request.url.path.endswith("/weights"):
                 request.headers["Accept"] += ";against=none"
             return super().handle_request(request)
 
-    with api_through(scene, Everything(flipped)) as scene.who.session.api, pytest.raises(DownloadDamaged):
+    with api_through(scene, AlwaysWhole(flipped)) as scene.who.session.api, pytest.raises(DownloadDamaged):
         finish(scene.who, brief)

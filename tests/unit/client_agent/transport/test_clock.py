@@ -25,7 +25,7 @@ def silo(served: Served) -> Silo:
     return served.enrol(served.federation(), "aster")
 
 
-class Between(httpx.HTTPTransport):
+class RecordedAnswers(httpx.HTTPTransport):
     """Records the requests; `change(request, answer)` may replace an answer."""
 
     def __init__(self, change: Callable[[httpx.Request, httpx.Response], httpx.Response | None]) -> None:
@@ -51,8 +51,8 @@ def signing(
     silo: Silo,
     change: Callable[[httpx.Request, httpx.Response], httpx.Response | None] = lambda *_: None,
     clock: Callable[[], float] = time.time,
-) -> tuple[httpx.Client, Between]:
-    between = Between(change)
+) -> tuple[httpx.Client, RecordedAnswers]:
+    between = RecordedAnswers(change)
     server_key = served.http().get("/v1/hello").json()["signing_key"]
     auth = SignedRequests(silo.key, server_key, clock=clock)
     return httpx.Client(base_url=served.url, auth=auth, transport=between), between
@@ -128,7 +128,7 @@ def test_skew_with_correct_clock_is_reported_as_slow(served: Served, silo: Silo)
     def late(request: httpx.Request, _: httpx.Response) -> httpx.Response | None:
         return skewed() if request.method == "PUT" else None
 
-    between = Between(late)
+    between = RecordedAnswers(late)
     server_key = served.http().get("/v1/hello").json()["signing_key"]
     with (
         CoordinatorApi(

@@ -143,11 +143,13 @@ def round_row(database: Database, closed: Closed, number: int = 1) -> RoundRow:
 BLOCK_BYTES = 4096
 
 
-def nothing() -> None:
+def no_interruption() -> None:
     """Between two blocks."""
 
 
-def publish(database: Database, between: Callable[[], None] = nothing, block_bytes: int = BLOCK_BYTES) -> int:
+def publish(
+    database: Database, between: Callable[[], None] = no_interruption, block_bytes: int = BLOCK_BYTES
+) -> int:
     claim = claim_due(database, 60.0)
     assert claim is not None
     return job.aggregate(database, claim, block_bytes=block_bytes, between=between)

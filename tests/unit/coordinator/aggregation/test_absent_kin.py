@@ -12,7 +12,7 @@ from tests.scene.coordinator import Served, Silo
 from tests.scene.rounds import deliver, join, layout_for, wait_for, weights
 from tests.scene.tensors import random_tensors
 
-HERE, AWAY = "tiny-l-bbbbbbbbbbbb", "tiny-s-aaaaaaaaaaaa"
+PRESENT, ABSENT = "tiny-l-bbbbbbbbbbbb", "tiny-s-aaaaaaaaaaaa"
 FORM: dict[str, Any] = {"layers": 2, "shapes": {"q": [5, 6], "down": [4, 5]}}
 SPARSE = {"recipe": {"reference": "served", "density": 0.9, "values": "int8"}}
 Tensors = dict[str, NDArray[np.float32]]
@@ -46,11 +46,11 @@ def joined_weights(silo: Silo, number: int) -> Tensors:
 @pytest.mark.parametrize("strategy", ["ca_pfl", "fedavg", "fedsa_lora", "lora_fair"])
 def test_an_absent_base_model_keeps_its_last_weights(coordinator: Served, strategy: str) -> None:
     federation_id = start_federation(coordinator, strategy)
-    present = coordinator.enrol(federation_id, "here", base_model=HERE, **FORM)
-    away = [coordinator.enrol(federation_id, f"away-{i}", base_model=AWAY, **FORM) for i in range(2)]
+    present = coordinator.enrol(federation_id, "here", base_model=PRESENT, **FORM)
+    away = [coordinator.enrol(federation_id, f"away-{i}", base_model=ABSENT, **FORM) for i in range(2)]
     play_round(coordinator, 1, present, *away)
     play_round(coordinator, 2, present)
-    new = coordinator.enrol(federation_id, "new", base_model=AWAY, **FORM)
+    new = coordinator.enrol(federation_id, "new", base_model=ABSENT, **FORM)
     common = joined_weights(new, 3)
     sent = [random_tensors(layout_for(silo), 11 + place) for place, silo in enumerate(away)]
     assert all(values.any() for values in common.values())

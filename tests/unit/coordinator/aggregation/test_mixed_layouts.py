@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from tests.scene.alignment import OTHER, PIVOT, RANDOM_SET, pack_body
+from tests.scene.alignment import LARGE, PIVOT, RANDOM_SET, pack_body
 from tests.scene.alignment import deliver_pack as deliver_pack
 from tests.scene.coordinator import Served, Silo
 from tests.scene.rounds import join, layout_for, put, show, update_body, wait_for, weights
@@ -28,7 +28,7 @@ def create_federation(served: Served, strategy: dict[str, Any]) -> str:
         alignment={"pivot": PIVOT, "frames": "random"},
     )
     frames = {"b0.q.A": np.ones((2, 6), np.float32), "b0.q.B": np.ones((5, 2), np.float32)}
-    for model in (PIVOT, OTHER, THIRD):
+    for model in (PIVOT, LARGE, THIRD):
         pack = pack_body(federation_id, model, frames, selected=["b0.q"], errors={}, alignment_set=RANDOM_SET)
         assert deliver_pack(served.admin, federation_id, model, pack).status_code == 201
     return federation_id
@@ -70,7 +70,7 @@ ALIKE = [1.0, 0.0, 0.0, 0.0]
 
 def test_lora_is_averaged_inside_each_base_model(coordinator: Served) -> None:
     federation_id = create_federation(coordinator, {"name": "fedavg"})
-    models = [PIVOT, PIVOT, OTHER, OTHER]
+    models = [PIVOT, PIVOT, LARGE, LARGE]
     silos = [enrol(coordinator, federation_id, f"silo-{i}", model) for i, model in enumerate(models)]
     coordinator.start_federation(federation_id)
     for i, (silo, model) in enumerate(zip(silos, models, strict=True)):
@@ -81,8 +81,8 @@ def test_lora_is_averaged_inside_each_base_model(coordinator: Served) -> None:
         shared, lora = served_values(silo, 2)
         np.testing.assert_allclose(shared, [1.5], rtol=1e-6)
         np.testing.assert_allclose(lora, [5.0 if i < 2 else 25.0], rtol=1e-6)
-    newcomers = {model: enrol(coordinator, federation_id, f"new-{model}", model) for model in (OTHER, THIRD)}
-    for model, own_of_it in ((OTHER, 25.0), (THIRD, 0.0)):
+    newcomers = {model: enrol(coordinator, federation_id, f"new-{model}", model) for model in (LARGE, THIRD)}
+    for model, own_of_it in ((LARGE, 25.0), (THIRD, 0.0)):
         join(newcomers[model], 2, np.array(ALIKE, np.float32))
         shared, lora = served_values(newcomers[model], 2)
         np.testing.assert_allclose(shared, [1.5], rtol=1e-6)
@@ -94,7 +94,7 @@ def test_lora_follows_relevance_inside_its_base_model(coordinator: Served) -> No
         coordinator,
         {"name": "fedmosaic", "options": {"guard": "off", "sources": "all", "evidence": "sketches"}},
     )
-    models = [PIVOT, PIVOT, PIVOT, OTHER]
+    models = [PIVOT, PIVOT, PIVOT, LARGE]
     signatures = [ALIKE, ALIKE, [0.0, 1.0, 0.0, 0.0], [0.0, 1.0, 0.0, 0.0]]
     silos = [enrol(coordinator, federation_id, f"silo-{i}", model) for i, model in enumerate(models)]
     coordinator.start_federation(federation_id)

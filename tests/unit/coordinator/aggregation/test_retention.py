@@ -29,7 +29,7 @@ from tests.scene.waiting import wait_until
 
 Rows = Callable[[str, str], list[tuple[Any, ...]]]
 
-KEPT = 2
+KEEP_ROUNDS = 2
 
 
 served = coordinator_fixture("each", tick_seconds=0.05, retry_seconds=0.1)
@@ -52,7 +52,7 @@ def _play_five_rounds(served: Served) -> tuple[str, list[Silo]]:
 
 
 def _prune(served: Served) -> int:
-    forgotten = retention.prune_rounds(served.database, KEPT)
+    forgotten = retention.prune_rounds(served.database, KEEP_ROUNDS)
     garbage_collection.collect(served.database, grace=timedelta(0))
     return forgotten
 

@@ -10,7 +10,7 @@ import pytest
 from schemas.wire.digests import digest_of
 from tests.scene.alignment import (
     ERRORS,
-    OTHER,
+    LARGE,
     PIVOT,
     aligned,
     deliver_pack,
@@ -50,29 +50,29 @@ def test_packs_are_stored_once_and_served_unchanged(coordinator: Served) -> None
 def test_clients_deliver_the_packs_of_their_base_models(coordinator: Served) -> None:
     federation_id = aligned(coordinator)
     pivotal = coordinator.enrol(federation_id, "pivotal")
-    second = coordinator.enrol(federation_id, "other", base_model=OTHER)
-    assert refusal(put_pack(pivotal.http, federation_id, OTHER)) == (403, "forbidden")
+    second = coordinator.enrol(federation_id, "other", base_model=LARGE)
+    assert refusal(put_pack(pivotal.http, federation_id, LARGE)) == (403, "forbidden")
     assert refusal(put_pack(second.http, federation_id, PIVOT)) == (403, "forbidden")
-    assert refusal(put_pack(second.http, federation_id, OTHER)) == (409, "pivot-pack-missing")
+    assert refusal(put_pack(second.http, federation_id, LARGE)) == (409, "pivot-pack-missing")
     assert put_pack(pivotal.http, federation_id, PIVOT).status_code == 201
-    assert put_pack(second.http, federation_id, OTHER).status_code == 201
+    assert put_pack(second.http, federation_id, LARGE).status_code == 201
 
 
 HOSTILE: dict[str, tuple[str, dict[str, Any] | None, dict[str, Any], str]] = {
-    "a frame alone": (OTHER, {"b0.q.A": np.ones((2, 8), np.float32)}, {}, "tensor-schema"),
+    "a frame alone": (LARGE, {"b0.q.A": np.ones((2, 8), np.float32)}, {}, "tensor-schema"),
     "an unknown role": (
-        OTHER,
-        pack_tensors(OTHER) | {"b0.k.A": np.ones((2, 8), np.float32)},
+        LARGE,
+        pack_tensors(LARGE) | {"b0.k.A": np.ones((2, 8), np.float32)},
         {},
         "tensor-schema",
     ),
     "another rank": (
-        OTHER,
-        pack_tensors(OTHER) | {"b0.q.A": np.ones((3, 8), np.float32)},
+        LARGE,
+        pack_tensors(LARGE) | {"b0.q.A": np.ones((3, 8), np.float32)},
         {},
         "tensor-schema",
     ),
-    "responses of another than the pivot": (OTHER, pack_tensors(OTHER, responses=True), {}, "tensor-schema"),
+    "responses of another than the pivot": (LARGE, pack_tensors(LARGE, responses=True), {}, "tensor-schema"),
     "a pivot without responses": (PIVOT, pack_tensors(PIVOT, responses=False), {}, "tensor-schema"),
     "responses of other tokens": (
         PIVOT,
@@ -81,25 +81,25 @@ HOSTILE: dict[str, tuple[str, dict[str, Any] | None, dict[str, Any], str]] = {
         "tensor-schema",
     ),
     "frames in halves": (
-        OTHER,
-        pack_tensors(OTHER) | {"b0.q.A": np.ones((2, 8), np.float16)},
+        LARGE,
+        pack_tensors(LARGE) | {"b0.q.A": np.ones((2, 8), np.float16)},
         {},
         "tensor-dtype",
     ),
     "NaN": (
-        OTHER,
-        pack_tensors(OTHER) | {"b0.q.A": np.full((2, 8), np.nan, np.float32)},
+        LARGE,
+        pack_tensors(LARGE) | {"b0.q.A": np.full((2, 8), np.nan, np.float32)},
         {},
         "tensor-nonfinite",
     ),
-    "another base model": (OTHER, None, {"base_model": "x-000000000000"}, "metadata"),
-    "another federation": (OTHER, None, {"federation": "fed_0"}, "metadata"),
-    "a selection it does not have": (OTHER, None, {"selected": ["b1.q"]}, "metadata"),
-    "a selection told twice": (OTHER, None, {"selected": ["b0.q", "b0.q"]}, "metadata"),
-    "no errors": (OTHER, None, {"errors": {}}, "metadata"),
-    "errors of one module only": (OTHER, None, {"errors": {"b0.q": ERRORS}}, "metadata"),
+    "another base model": (LARGE, None, {"base_model": "x-000000000000"}, "metadata"),
+    "another federation": (LARGE, None, {"federation": "fed_0"}, "metadata"),
+    "a selection it does not have": (LARGE, None, {"selected": ["b1.q"]}, "metadata"),
+    "a selection told twice": (LARGE, None, {"selected": ["b0.q", "b0.q"]}, "metadata"),
+    "no errors": (LARGE, None, {"errors": {}}, "metadata"),
+    "errors of one module only": (LARGE, None, {"errors": {"b0.q": ERRORS}}, "metadata"),
     "another alignment set than the pivot's": (
-        OTHER,
+        LARGE,
         None,
         {"alignment_set": "sha256:" + "6" * 64},
         "metadata",
@@ -145,11 +145,11 @@ def test_a_join_needs_a_stored_pack(coordinator: Served) -> None:
 def test_packs_of_one_set_share_common_modules(coordinator: Served) -> None:
     federation_id = aligned(coordinator)
     digests = {}
-    for base_model in (PIVOT, OTHER):
+    for base_model in (PIVOT, LARGE):
         stored = put_pack(coordinator.admin, federation_id, base_model)
         digests[base_model] = stored.json()["digest"]
     silos: list[tuple[Silo, str]] = [
-        (coordinator.enrol(federation_id, name, base_model=name), name) for name in (PIVOT, OTHER)
+        (coordinator.enrol(federation_id, name, base_model=name), name) for name in (PIVOT, LARGE)
     ]
     coordinator.start_federation(federation_id)
     bases = [join(silo, 1) for silo, _ in silos]

@@ -17,8 +17,8 @@ from coordinator.storage import garbage_collection
 from tests.scene.alignment import (
     ANCHORS,
     ERRORS,
+    LARGE,
     MODULES,
-    OTHER,
     PIVOT,
     RANDOM_SET,
     aligned,
@@ -36,13 +36,13 @@ from tests.scene.signed_requests import request_bytes, signed
 def test_a_newcomer_with_an_empty_selection_may_join(coordinator: Served) -> None:
     federation_id = aligned(coordinator)
     pack = put_pack(coordinator.admin, federation_id, PIVOT).json()["digest"]
-    assert put_pack(coordinator.admin, federation_id, OTHER, selected=[]).status_code == 201
+    assert put_pack(coordinator.admin, federation_id, LARGE, selected=[]).status_code == 201
     silos = [coordinator.enrol(federation_id, name) for name in ("a", "b")]
     coordinator.start_federation(federation_id)
     for silo, base in [(silo, join(silo, 1)) for silo in silos]:
         assert put(silo, 1, update_body(silo, 1, base, values(1.0), pack=pack)).status_code == 201
     wait_for(coordinator, federation_id, 1, "published")
-    newcomer = coordinator.enrol(federation_id, "new", base_model=OTHER)
+    newcomer = coordinator.enrol(federation_id, "new", base_model=LARGE)
     joined = try_join(newcomer, 2)
     assert joined.status_code == 200, joined.text
     served = newcomer.http.get(url(newcomer, 2, "/weights"))
@@ -52,8 +52,8 @@ def test_a_newcomer_with_an_empty_selection_may_join(coordinator: Served) -> Non
 def test_a_second_pivot_pack_is_a_conflict(coordinator: Served) -> None:
     federation_id = aligned(coordinator)
     fast, slow = (coordinator.enrol(federation_id, name) for name in ("fast", "slow"))
-    second = coordinator.enrol(federation_id, "other", base_model=OTHER)
-    for silo, base_model in ((fast, PIVOT), (second, OTHER)):
+    second = coordinator.enrol(federation_id, "other", base_model=LARGE)
+    for silo, base_model in ((fast, PIVOT), (second, LARGE)):
         assert put_pack(silo.http, federation_id, base_model).status_code == 201
     made_by_itself = pack_body(federation_id, PIVOT, alignment_set="sha256:" + "6" * 64)
     assert refusal(deliver_pack(slow.http, federation_id, PIVOT, made_by_itself)) == (409, "upload-conflict")

@@ -8,7 +8,7 @@ import pytest
 
 from tests.scene.alignment import (
     ANCHORS,
-    OTHER,
+    LARGE,
     PIVOT,
     acceptance_figures,
     acceptance_path,
@@ -26,7 +26,7 @@ def with_packs(served: Served, **plan: Any) -> tuple[str, str, str]:
     """Return a federation that requires tests, and the digests of the pivot's pack and of the other."""
     federation_id = aligned(served, alignment=REQUIRED, **plan)
     of_pivot, of_other = (
-        put_pack(served.admin, federation_id, model).json()["digest"] for model in (PIVOT, OTHER)
+        put_pack(served.admin, federation_id, model).json()["digest"] for model in (PIVOT, LARGE)
     )
     return federation_id, of_pivot, of_other
 
@@ -53,25 +53,25 @@ def test_packs_are_shared_only_after_a_passed_test(coordinator: Served, verdict:
 def test_a_missing_test_is_named_with_its_remedy(coordinator: Served) -> None:
     federation_id, _, of_other = with_packs(coordinator)
     before = sharing(coordinator, federation_id)
-    assert (before[PIVOT][0], before[OTHER][0]) == ("untested", "untested")
+    assert (before[PIVOT][0], before[LARGE][0]) == ("untested", "untested")
     assert "is the pivot's" in before[PIVOT][1]
-    assert "the plan requires a passed test" in before[OTHER][1]
-    assert "Run `tessera agent alignment-test`" in before[OTHER][1]
+    assert "the plan requires a passed test" in before[LARGE][1]
+    assert "Run `tessera agent alignment-test`" in before[LARGE][1]
     tessera = Operator(coordinator)
     assert "Shared by all" not in tessera("alignment", "list", federation_id)
-    assert "requires a passed test" in tessera("alignment", "show", federation_id, OTHER)
+    assert "requires a passed test" in tessera("alignment", "show", federation_id, LARGE)
     assert "requires a passed test" in tessera("federation", "show", federation_id, "--plan")
-    silo = coordinator.enrol(federation_id, "a", base_model=OTHER)
+    silo = coordinator.enrol(federation_id, "a", base_model=LARGE)
     stored = silo.http.put(acceptance_path(federation_id), json=acceptance_figures(of_other)).json()
     assert stored["acceptance"]["verdict"] == "passed"
-    assert sharing(coordinator, federation_id)[OTHER][0] == "passed"
+    assert sharing(coordinator, federation_id)[LARGE][0] == "passed"
     assert "Shared by all base models that share: b0.q" in tessera("alignment", "list", federation_id)
 
 
 def test_untested_packs_share_without_the_option(coordinator: Served) -> None:
     federation_id = aligned(coordinator)
     put_pack(coordinator.admin, federation_id, PIVOT)
-    put_pack(coordinator.admin, federation_id, OTHER)
+    put_pack(coordinator.admin, federation_id, LARGE)
     assert all("shared across" in claim for _, claim in sharing(coordinator, federation_id).values())
     assert "Shared by all" in Operator(coordinator)("alignment", "list", federation_id)
     shown = coordinator.admin.get(f"/v1/federations/{federation_id}").json()["plan"]["alignment"]

@@ -9,7 +9,7 @@ import pytest
 from tests.scene.alignment import (
     BAD_SCORES,
     GOOD_SCORES,
-    OTHER,
+    LARGE,
     PIVOT,
     acceptance_figures,
     acceptance_path,
@@ -28,10 +28,10 @@ def test_clients_store_tests_of_their_base_model(coordinator: Served) -> None:
     federation_id, pack = with_packs(coordinator)
     shown = coordinator.admin.get(f"/v1/federations/{federation_id}").json()["alignment"]
     assert [(line["base_model"], line["verdict"]) for line in shown] == [
-        (OTHER, "untested"),
+        (LARGE, "untested"),
         (PIVOT, "untested"),
     ]
-    silo = coordinator.enrol(federation_id, "a", base_model=OTHER)
+    silo = coordinator.enrol(federation_id, "a", base_model=LARGE)
     stored = silo.http.put(acceptance_path(federation_id), json=acceptance_figures(pack))
     assert stored.status_code == 201, stored.text
     assert (
@@ -44,7 +44,7 @@ def test_clients_store_tests_of_their_base_model(coordinator: Served) -> None:
     }
     assert listed[PIVOT]["acceptance"] is None
     assert "Its pack is not tested" in listed[PIVOT]["sharing"]
-    acceptance = listed[OTHER]["acceptance"]
+    acceptance = listed[LARGE]["acceptance"]
     assert (acceptance["verdict"], acceptance["tested_by"], acceptance["steps"]) == (
         "passed",
         silo.client_id,
@@ -52,9 +52,9 @@ def test_clients_store_tests_of_their_base_model(coordinator: Served) -> None:
     )
     assert (acceptance["learning_rate"], acceptance["seed"]) == (0.003, 0)
     assert acceptance["directions"][0]["endings"]["right"] == GOOD_SCORES
-    assert listed[OTHER] == stored.json()
+    assert listed[LARGE] == stored.json()
     line = coordinator.admin.get(f"/v1/federations/{federation_id}").json()["alignment"][0]
-    assert (line["base_model"], line["verdict"]) == (OTHER, "passed")
+    assert (line["base_model"], line["verdict"]) == (LARGE, "passed")
 
 
 def test_clients_of_other_base_models_store_no_test(coordinator: Served) -> None:
@@ -68,7 +68,7 @@ def test_clients_of_other_base_models_store_no_test(coordinator: Served) -> None
 
 def test_a_verdict_confirmed_by_an_operator_is_final(coordinator: Served) -> None:
     federation_id, pack = with_packs(coordinator)
-    first, second = (coordinator.enrol(federation_id, name, base_model=OTHER) for name in ("a", "b"))
+    first, second = (coordinator.enrol(federation_id, name, base_model=LARGE) for name in ("a", "b"))
     assert first.http.put(acceptance_path(federation_id), json=acceptance_figures(pack)).status_code == 201
     assert first.http.put(acceptance_path(federation_id), json=acceptance_figures(pack)).status_code == 200
     assert (
@@ -103,21 +103,21 @@ def of_tasks(count: int, source: str, target: str) -> dict[str, Any]:
 
 HOSTILE: dict[str, dict[str, Any]] = {
     "a verdict that does not follow": {"verdict": "failed"},
-    "one direction": {"directions": [direction_scores(PIVOT, OTHER)]},
-    "one direction twice": {"directions": [direction_scores(PIVOT, OTHER)] * 2},
+    "one direction": {"directions": [direction_scores(PIVOT, LARGE)]},
+    "one direction twice": {"directions": [direction_scores(PIVOT, LARGE)] * 2},
     "a third model": {
-        "directions": [direction_scores(PIVOT, OTHER), direction_scores(OTHER, "tiny-q-aaaaaaaaaaaa")]
+        "directions": [direction_scores(PIVOT, LARGE), direction_scores(LARGE, "tiny-q-aaaaaaaaaaaa")]
     },
     "a start left out": {
         "directions": [
-            direction_scores(PIVOT, OTHER),
-            {"source": OTHER, "target": PIVOT, "learnt": GOOD_SCORES, "endings": {"right": GOOD_SCORES}},
+            direction_scores(PIVOT, LARGE),
+            {"source": LARGE, "target": PIVOT, "learnt": GOOD_SCORES, "endings": {"right": GOOD_SCORES}},
         ]
     },
     "fewer figures for one start": {
-        "directions": [direction_scores(PIVOT, OTHER), direction_scores(OTHER, PIVOT, zero=SIX)]
+        "directions": [direction_scores(PIVOT, LARGE), direction_scores(LARGE, PIVOT, zero=SIX)]
     },
-    "four pseudo-tasks": {"directions": [of_tasks(4, PIVOT, OTHER), of_tasks(4, OTHER, PIVOT)]},
+    "four pseudo-tasks": {"directions": [of_tasks(4, PIVOT, LARGE), of_tasks(4, LARGE, PIVOT)]},
     "no learning rate": {"learning_rate": None},
     "another pack": {"pack": "sha256:" + "7" * 64},
 }
@@ -157,7 +157,7 @@ def test_a_replaced_pack_is_untested(coordinator: Served) -> None:
         coordinator.admin.put(acceptance_path(federation_id), json=acceptance_figures(pack)).status_code
         == 201
     )
-    replaced = put_pack(coordinator.admin, federation_id, OTHER, selected=["b0.v"])
+    replaced = put_pack(coordinator.admin, federation_id, LARGE, selected=["b0.v"])
     assert (replaced.status_code, replaced.json()["acceptance"]) == (201, None)
 
 
@@ -188,10 +188,10 @@ def test_alignment_commands_show_errors_figures_and_sharing(coordinator: Served)
     assert "failed" in listed
     assert "Shared by all" not in listed
     assert "1 of 2" in listed
-    shown = tessera("alignment", "show", federation_id, OTHER)
+    shown = tessera("alignment", "show", federation_id, LARGE)
     figures_shown = ("0.860 ± 0.024", "0.720 ± 0.049", "6.2e-05")
     for part in ("b0.v", "0.9", "wrong task", *figures_shown, "identical base model only"):
         assert part in shown, part
     assert "identical base model only" in tessera("federation", "show", federation_id, "--plan")
-    assert tessera.json("alignment", "show", federation_id, OTHER)["acceptance"]["verdict"] == "failed"
+    assert tessera.json("alignment", "show", federation_id, LARGE)["acceptance"]["verdict"] == "failed"
     assert "has no pack of tiny-x" in tessera("alignment", "show", federation_id, "tiny-x", fails=True)

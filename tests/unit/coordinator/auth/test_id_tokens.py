@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from tests.scene.coordinator import Served, slug, start
 from tests.scene.openid_provider import CLIENT, Provider, running_provider
 
-OTHER = "another"
+SECOND_CLIENT = "another"
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +54,7 @@ ACCEPTED: dict[str, Callable[[], dict[str, Any]]] = {
     "as written": dict,
     "azp of this client": lambda: {"azp": CLIENT},
     "one audience in a list": lambda: {"aud": [CLIENT]},
-    "several audiences, azp of this client": lambda: {"aud": [OTHER, CLIENT], "azp": CLIENT},
+    "several audiences, azp of this client": lambda: {"aud": [SECOND_CLIENT, CLIENT], "azp": CLIENT},
     "a clock ten seconds ahead": lambda: {"iat": timestamp_in(10), "nbf": timestamp_in(10)},
     "a clock ten seconds behind": lambda: {"exp": timestamp_in(-10)},
 }
@@ -63,12 +63,12 @@ REFUSED: dict[str, Callable[[], dict[str, Any]]] = {
     "not valid yet": lambda: {"nbf": timestamp_in(300)},
     "expired": lambda: {"exp": timestamp_in(-300)},
     "another issuer": lambda: {"iss": "https://id.example.org"},
-    "another audience": lambda: {"aud": OTHER},
-    "another audience in a list": lambda: {"aud": [OTHER]},
-    "azp of another client": lambda: {"azp": OTHER},
+    "another audience": lambda: {"aud": SECOND_CLIENT},
+    "another audience in a list": lambda: {"aud": [SECOND_CLIENT]},
+    "azp of another client": lambda: {"azp": SECOND_CLIENT},
     "azp that is no name": lambda: {"azp": None},
-    "several audiences without azp": lambda: {"aud": [CLIENT, OTHER]},
-    "several audiences, azp of another": lambda: {"aud": [CLIENT, OTHER], "azp": OTHER},
+    "several audiences without azp": lambda: {"aud": [CLIENT, SECOND_CLIENT]},
+    "several audiences, azp of another": lambda: {"aud": [CLIENT, SECOND_CLIENT], "azp": SECOND_CLIENT},
     "times that are no numbers": lambda: {"iat": "now"},
     "an end that is no number": lambda: {"exp": "never"},
     "an end beyond all dates": lambda: {"exp": 2**60},

@@ -166,7 +166,7 @@ def _claims(coordinator: Served, federation_id: str) -> list[str]:
     return claims
 
 
-SEEN = {
+VISIBLE_PARTS = {
     "pinned": "sees only sums over at least 5 members, even if it lies, while fewer than a third",
     "tofu": "sees only sums over at least 5 members if it follows the protocol, while fewer than a third",
     "server": "sees only sums over at least 5 members if it follows the protocol, while fewer than a third",
@@ -186,7 +186,7 @@ def test_claims_of_secure_sums_follow_their_options(roster: str, masking: str, s
     )
     masked = masking == "pairwise"
     allowed = [
-        SEEN[roster] if masked else "without masks (privacy.secure_sum.masking none)",
+        VISIBLE_PARTS[roster] if masked else "without masks (privacy.secure_sum.masking none)",
         "at least 5 members (privacy.secure_sum.minimum): in the smallest, the 4 others together",
         "A member can add anything to a sum, without limit and without being named",
         "the server operator sees sums of updates" if masked else "The server operator is trusted",

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from sqlalchemy import select
 
 from coordinator.db.tables.federations import Table
-from tests.scene.alignment import OTHER, PIVOT, aligned, put_pack
+from tests.scene.alignment import LARGE, PIVOT, aligned, put_pack
 from tests.scene.coordinator import Served, slug
 from tests.scene.rounds import running
 
@@ -28,9 +28,9 @@ def test_a_removed_federation_leaves_only_audit_entries(
 ) -> None:
     coordinator = serve(database_url)
     federation_id = aligned(coordinator, name="a mistake")
-    for base_model in (PIVOT, OTHER):
+    for base_model in (PIVOT, LARGE):
         assert put_pack(coordinator.admin, federation_id, base_model).status_code == 201
-    silo = coordinator.enrol_over_http(federation_id, "aster", base_model=OTHER)
+    silo = coordinator.enrol_over_http(federation_id, "aster", base_model=LARGE)
     coordinator.enrolment_token(federation_id, "birch", organisation="a clinic")
     ids = {federation_id, silo.client_id}
     assert {"clients", "roster", "events", "anchors", "name_keys"} <= _tables_with(coordinator, ids)

@@ -97,13 +97,13 @@ def test_small_uploads_use_memory_within_its_budget(url: str, monkeypatch: pytes
 def test_only_uploads_without_length_reserve_much_memory(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     in_use = [0]
 
-    class Counting(uploads._MemoryBudget):
+    class RecordedBudget(uploads._MemoryBudget):
         def reserve(self, size: int) -> bool:
             enough = super().reserve(size)
             in_use.append(in_use[-1] + size if enough else in_use[-1])
             return enough
 
-    monkeypatch.setattr(uploads, "_MEMORY", Counting(2**30))
+    monkeypatch.setattr(uploads, "_MEMORY", RecordedBudget(2**30))
     body = os.urandom(CAP)
     assert httpx.put(f"{url}/body", content=body, headers=_headers(body)).status_code == 200
     assert max(in_use) <= 2 * uploads._BATCH_BYTES
@@ -120,13 +120,13 @@ def test_uploads_beyond_the_memory_budget_need_no_thread(
     """A thousand bodies would each keep a piece meanwhile, and more would come in behind it."""
     waited: list[object] = []
 
-    class Noted:
+    class RecordedThreads:
         @staticmethod
         async def run_sync(*call: Any) -> Any:
             waited.append(call[0])
             return await to_thread.run_sync(*call)
 
-    monkeypatch.setattr(uploads, "to_thread", Noted)
+    monkeypatch.setattr(uploads, "to_thread", RecordedThreads)
     body = os.urandom(CAP)
 
     def put() -> int:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from schemas.messages.secure_sum import CAPABILITY
-from tests.scene.alignment import ANCHORS, OTHER, PIVOT, deliver_pack, pack_body, pack_tensors
+from tests.scene.alignment import ANCHORS, LARGE, PIVOT, deliver_pack, pack_body, pack_tensors
 from tests.scene.coordinator import Served, slug
 from tests.scene.rounds import try_join, url, wait_for, weights
 from tests.scene.sum_members import VALUES
@@ -34,7 +34,7 @@ def _federation(served: Served) -> str:
         }
     )
     assert served.admin.put(f"/v1/federations/{federation_id}/anchors", json=ANCHORS).status_code == 201
-    for base_model in (PIVOT, OTHER):
+    for base_model in (PIVOT, LARGE):
         stored = deliver_pack(served.admin, federation_id, base_model, _pack(federation_id, base_model))
         assert stored.status_code == 201, stored.text
     return federation_id
@@ -44,7 +44,7 @@ def _federation(served: Served) -> str:
 def test_deleting_the_pivots_pack_restarts_an_aligned_sum(coordinator: Served) -> None:
     federation_id = _federation(coordinator)
     silos = [coordinator.enrol(federation_id, f"s{i}", base_model=PIVOT) for i in range(2)]
-    silos.append(coordinator.enrol(federation_id, "other", base_model=OTHER))
+    silos.append(coordinator.enrol(federation_id, "other", base_model=LARGE))
     coordinator.start_federation(federation_id)
     silos.sort(key=lambda silo: silo.client_id)
     published = sum_up(coordinator, federation_id, silos, [0.3, 0.3, 0.3])
@@ -54,7 +54,7 @@ def test_deleting_the_pivots_pack_restarts_an_aligned_sum(coordinator: Served) -
     deleted = coordinator.admin.delete(f"/v1/federations/{federation_id}/alignments/{PIVOT}")
     assert deleted.status_code in (200, 204), deleted.text
     wait_for(coordinator, federation_id, 2, "abandoned")
-    for base_model in (PIVOT, OTHER):
+    for base_model in (PIVOT, LARGE):
         content = _pack(federation_id, base_model, alignment_set="sha256:" + "7" * 64)
         assert deliver_pack(coordinator.admin, federation_id, base_model, content).status_code == 201
     for silo in silos:
@@ -77,7 +77,7 @@ def test_base_models_of_different_alignment_sets_are_refused(coordinator: Served
     assert deliver_pack(coordinator.admin, federation_id, third, content).status_code == 201
     silos = [
         coordinator.enrol(federation_id, name, base_model=base_model)
-        for name, base_model in (("a", PIVOT), ("b", OTHER), ("c", third))
+        for name, base_model in (("a", PIVOT), ("b", LARGE), ("c", third))
     ]
     coordinator.start_federation(federation_id)
     assert [try_join(silo, 1).status_code for silo in silos[:2]] == [200, 200]

@@ -27,7 +27,7 @@ from tests.scene.rounds import deliver, join, plan, put, running, update_body, u
 from tests.scene.tensors import random_tensors
 
 Rows = Callable[[str, str], list[tuple[Any, ...]]]
-KEPT = "SELECT round_number, recipe FROM coded_weights ORDER BY round_number, recipe"
+STORED_CODED = "SELECT round_number, recipe FROM coded_weights ORDER BY round_number, recipe"
 
 
 def play_until(served: Served, number: int) -> tuple[str, list[Silo]]:
@@ -105,7 +105,7 @@ def test_one_client_uses_at_most_one_codec_slot(
         first, same, third = (future.result() for future in pending)
     assert first.content == same.content != third.content
     assert all("tessera-weights" in answer.headers for answer in (first, same, third))
-    assert rows(served.database_url, KEPT) == [(2, "bf16"), (2, "int8")]
+    assert rows(served.database_url, STORED_CODED) == [(2, "bf16"), (2, "int8")]
 
 
 def test_two_replicas_store_coded_weights_once(
@@ -122,19 +122,19 @@ def test_two_replicas_store_coded_weights_once(
         first, second = (future.result() for future in pending)
     assert (first.status_code, first.content) == (second.status_code, second.content)
     assert first.headers["tessera-weights"] == second.headers["tessera-weights"]
-    assert rows(place, KEPT) == [(2, "int4_own_last")]
+    assert rows(place, STORED_CODED) == [(2, "int4_own_last")]
 
 
 def test_pruning_deletes_coded_weights_of_old_rounds(served: Served, rows: Rows) -> None:
     _, (silo, _) = play_until(served, 5)
     named = {number: request_weights(silo, number, "int8").headers["etag"] for number in range(1, 6)}
     assert retention.prune_rounds(served.database, 2) > 0
-    assert rows(served.database_url, KEPT) == [(number, "int8") for number in (3, 4, 5)]
+    assert rows(served.database_url, STORED_CODED) == [(number, "int8") for number in (3, 4, 5)]
     garbage_collection.collect(served.database, grace=timedelta(0))
     for number in (3, 4, 5):
         assert request_weights(silo, number, "int8").headers["etag"] == named[number]
     assert slug(request_weights(silo, 2, "int8")) == "not-found"
-    assert rows(served.database_url, KEPT) == [(number, "int8") for number in (3, 4, 5)]
+    assert rows(served.database_url, STORED_CODED) == [(number, "int8") for number in (3, 4, 5)]
     digests = {f'"{digest}"' for (digest,) in rows(served.database_url, "SELECT digest FROM payloads")}
     assert [number for number in named if named[number] in digests] == [3, 4, 5]
 
@@ -164,4 +164,4 @@ def test_a_nearly_full_disk_stores_no_coded_weights(
     assert dense.status_code == 200
     assert "tessera-weights" not in dense.headers
     assert dense.content == full.signing(silo.key).get(url(silo, 2, "/weights")).content
-    assert rows(place, KEPT) == [(2, "int8")]
+    assert rows(place, STORED_CODED) == [(2, "int8")]

@@ -35,9 +35,11 @@ def runs() -> list[CellResult]:
     results = []
     for seed in ALONE:
         alone = result("local_lora", seed, losses(0.9, ALONE[seed]), validated=True)
-        cheap = result("fedit", seed, losses(CHEAP[seed], CHEAP[seed]), final=ends(0.8), validated=True)
-        dear = result("fedex_lora", seed, losses(0.8, 0.8), final=ends(DEAR[seed]), validated=True)
-        results += [sending(alone, 0), cheap, sending(dear, 10)]
+        cheap = result(
+            "fedit", seed, losses(CHEAP[seed], CHEAP[seed]), final=final_losses(0.8), validated=True
+        )
+        dear = result("fedex_lora", seed, losses(0.8, 0.8), final=final_losses(DEAR[seed]), validated=True)
+        results += [with_bytes_times(alone, 0), cheap, with_bytes_times(dear, 10)]
     return results
 
 
@@ -45,11 +47,11 @@ def losses(first: float, second: float) -> dict[str, tuple[float, float, float]]
     return {"aster": (1, first, second), "birch": (1, first, second)}
 
 
-def ends(loss: float) -> dict[str, float]:
+def final_losses(loss: float) -> dict[str, float]:
     return {"aster": loss, "birch": loss}
 
 
-def sending(done: CellResult, times: int) -> CellResult:
+def with_bytes_times(done: CellResult, times: int) -> CellResult:
     """Return a result whose clients send and receive so many times the bytes."""
 
     def of(entry: ClientRound) -> ClientRound:
@@ -106,7 +108,8 @@ def test_scores_at_equal_bytes_count_rounds_that_fit(report: Report) -> None:
 
 def test_the_largest_budget_pays_for_every_last_round(tmp_path: Path) -> None:
     results = [
-        sending(done, 11) if (done.method, done.seed) == ("fedex_lora", 2) else done for done in runs()
+        with_bytes_times(done, 11) if (done.method, done.seed) == ("fedex_lora", 2) else done
+        for done in runs()
     ]
     unequal = compared(tmp_path, results)
     dear = unequal.courses["fedex_lora"]
@@ -232,13 +235,13 @@ def test_the_study_names_its_control(tmp_path: Path) -> None:
 
 
 def test_a_method_with_sampled_clients_has_no_course(tmp_path: Path) -> None:
-    results = [absent(done) if done.method == "fedex_lora" else done for done in runs()]
+    results = [with_an_undrawn_client(done) if done.method == "fedex_lora" else done for done in runs()]
     summary = compared(tmp_path, results)
     assert list(summary.courses) == ["local_lora", "fedit"]
     assert remarks(summary)[-1].startswith("fedex_lora: clients take part in different rounds")
 
 
-def absent(done: CellResult) -> CellResult:
+def with_an_undrawn_client(done: CellResult) -> CellResult:
     """Return a result of whose clients one was not drawn for the last round."""
     first, *others = done.clients
     return done.model_copy(
