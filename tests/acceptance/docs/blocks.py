@@ -1,9 +1,11 @@
 """Fenced blocks of a page, and the test instructions before them as HTML comments.
 
-An instruction holds for the next block: `<!-- test: INSTRUCTION -->`.
+`python -m tests.acceptance.docs.blocks` counts the blocks of all pages.
+An instruction applies to the next block: `<!-- test: INSTRUCTION -->`.
 
-    skip REASON            parse the block, and do not run it
+    skip REASON; FILE      parse the block, and do not run it; FILE tests what it shows
     needs COMMAND --OPTION run it only where the command line has the options
+    part FILE              compare the block with this file of the repository
     background             start it, and go on; the shown lines are awaited
     instead NAME=VALUE     set a variable instead of running the block; paths are those of the repository
     set NAME=VALUE REASON  set a variable for the block
@@ -17,13 +19,26 @@ An instruction holds for the next block: `<!-- test: INSTRUCTION -->`.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[3]
 PAGES = sorted(path for folder in ("tutorials", "how-to") for path in (ROOT / "docs" / folder).glob("*.md"))
 SHELL = ("bash", "console")
-VERBS = ("skip", "needs", "background", "instead", "set", "output", "status", "with", "stop", "package")
+VERBS = (
+    "skip",
+    "needs",
+    "part",
+    "background",
+    "instead",
+    "set",
+    "output",
+    "status",
+    "with",
+    "stop",
+    "package",
+)
 
 _COMMENT = re.compile(r"<!-- test: (.+?) -->")
 _FENCE = re.compile(r'```(\w*)(?: title="([^"]+)")?')
@@ -97,3 +112,23 @@ def blocks(page: Path) -> list[Block]:
         elif fence is not None:
             opened, body = (number, fence[1], fence[2]), []
     return result
+
+
+def treatment(block: Block) -> str:
+    """Return what the tests do with a block: run it, write it to a file, compare, parse or skip it."""
+    if (reason := block.instruction("skip")) is not None:
+        return f"skipped: {reason.partition(';')[0]}"
+    if block.title is not None:
+        return "written to its file"
+    if block.instruction("instead") is not None:
+        return "replaced by a variable"
+    if block.instruction("part") is not None:
+        return "compared with a file"
+    return "run" if block.language in SHELL else "parsed"
+
+
+if __name__ == "__main__":
+    treatments = Counter(treatment(block) for page in PAGES for block in blocks(page))
+    for name, number in treatments.most_common():
+        print(f"{number:4} {name}")
+    print(f"{treatments.total():4} blocks of {len(PAGES)} pages")

@@ -1,10 +1,11 @@
-"""Existence of the commands on pages: of `tessera`, make and Compose."""
+"""Existence of what the commands on pages name: commands, options, targets, services, extras and files."""
 
 from __future__ import annotations
 
 import re
 import shlex
 import subprocess
+import tomllib
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -18,6 +19,7 @@ from tests.acceptance.docs.blocks import ROOT, SHELL, Block
 
 _END = ("|", "||", "&&", ";", "&", ">", "<", ">>", "2>", "(", ")")
 _INLINE = re.compile(r"(?<!`)`(?:\$ )?((?:tessera|make) [^`]+)`")
+_FILE = re.compile(r"(?:benchmarks|deploy|examples|tests)/[\w./-]+")
 _COMPOSE = ("up", "down", "exec", "stop", "cp", "ps", "logs", "config")
 
 
@@ -42,6 +44,10 @@ def mistakes(script: str) -> Iterator[str]:
             yield from (f"make {word}: no such target" for word in targets if word not in _targets())
         elif words[:2] == ["docker", "compose"]:
             yield from _in_compose(words[2:])
+        elif words[:2] == ["pip", "install"]:
+            yield from _in_pip(words[2:])
+        files = (word for word in words if _FILE.fullmatch(word))
+        yield from (f"{file}: no such file" for file in files if not (ROOT / file).exists())
 
 
 def syntax_error(script: str) -> str:
@@ -60,7 +66,7 @@ def scripts(page: Path, page_blocks: list[Block]) -> Iterator[str]:
 
 
 def _simple_commands(script: str) -> Iterator[list[str]]:
-    """Yield the words of each command that matters here, wherever in the script it begins."""
+    """Yield the words of each simple command, wherever in the script it begins."""
     script = re.sub(r"<<'?EOF'?\n.*?^EOF$", "", script, flags=re.MULTILINE | re.DOTALL)
     for line in re.split(r"\n|\$\(", script):
         try:
@@ -72,7 +78,7 @@ def _simple_commands(script: str) -> Iterator[list[str]]:
         current: list[str] = []
         for word in [*words, ";"]:
             if word in _END:
-                if current and current[0] in ("tessera", "make", "docker"):
+                if current:
                     yield current
                 current = []
             elif current or "=" not in word:
@@ -99,6 +105,18 @@ def _in_tessera(words: list[str]) -> Iterator[str]:
 @cache
 def _targets() -> frozenset[str]:
     return frozenset(re.findall(r"^([a-z][a-z-]*):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE))
+
+
+def _in_pip(words: list[str]) -> Iterator[str]:
+    for match in filter(None, (re.fullmatch(r"\.\[(.+)\]", word) for word in words)):
+        yield from (f"pip install [{e}]: no such extra" for e in match[1].split(",") if e not in _extras())
+
+
+@cache
+def _extras() -> frozenset[str]:
+    return frozenset(
+        tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"]
+    )
 
 
 @cache

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import tomllib
 from pathlib import Path
 
 import pytest
 
-from tests.acceptance.docs.blocks import PAGES, SHELL, VERBS, blocks
+from tests.acceptance.docs.blocks import PAGES, ROOT, SHELL, VERBS, blocks
 from tests.acceptance.docs.command_line import mistakes, scripts, syntax_error
 from tests.acceptance.docs.shown import has_line, ids_of, with_ids
 
@@ -22,12 +23,36 @@ def test_commands_of_a_page_exist(page: Path) -> None:
     assert not [mistake for script in scripts(page, blocks(page)) for mistake in mistakes(script)]
 
 
+def _statements(source: str) -> list[str]:
+    """Return the top-level statements of Python source without docstrings and comments."""
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node) is not None:
+            node.body = node.body[1:]
+    return [ast.unparse(node) for node in tree.body if not isinstance(node, ast.ClassDef) or node.body]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=_of)
+def test_shown_parts_are_those_of_files(page: Path) -> None:
+    for block in blocks(page):
+        for file in block.arguments("part"):
+            assert set(_statements(block.body)) <= set(_statements((ROOT / file).read_text("utf-8"))), file
+
+
+@pytest.mark.parametrize("page", PAGES, ids=_of)
+def test_skipped_blocks_name_reasons_and_files(page: Path) -> None:
+    for block in blocks(page):
+        for reason in block.arguments("skip"):
+            text, _, file = reason.partition("; ")
+            assert text, f"{page.name}:{block.line}: a skip without a reason"
+            assert not file or (ROOT / file).exists(), f"{page.name}:{block.line}: {file} does not exist"
+
+
 @pytest.mark.parametrize("page", PAGES, ids=_of)
 def test_blocks_of_a_page_can_be_parsed(page: Path) -> None:
     for block in blocks(page):
         place = f"{page.name}:{block.line}"
         assert all(verb in VERBS for verb, _ in block.instructions), f"{place}: {block.instructions}"
-        assert all(block.arguments("skip")), f"{place}: a skip without a reason"
         assert block.language, f"{place}: a block without a language"
         if block.language in SHELL:
             assert block.commands, place
@@ -49,6 +74,9 @@ def test_blocks_of_a_page_can_be_parsed(page: Path) -> None:
         ("make demmo SEED=1", "make demmo: no such target"),
         ("docker compose exec -T postgress pg_dump", "docker compose exec postgress: no such service"),
         ("cat > x <<'EOF'\ntessera nothing\nEOF\ntessera serve", None),
+        ("pip install '.[coordinator,rey]'", "pip install [rey]: no such extra"),
+        ("python -m pytest -q tests/units", "tests/units: no such file"),
+        ("cd deploy/monitorin && promtool test rules x", "deploy/monitorin: no such file"),
     ],
 )
 def test_mistakes_are_found(script: str, mistake: str | None) -> None:
