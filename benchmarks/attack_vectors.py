@@ -49,7 +49,7 @@ def _stealth(scene: Scene) -> Floats:
     return _STEALTH * scene.task + np.sqrt(1 - _STEALTH**2) * scene.poison
 
 
-def _hidden(scene: Scene) -> Floats:
+def _hidden_in_noise(scene: Scene) -> Floats:
     """Replace half of the energy of noise by poison: cosines with honest clients stay as they are."""
     return scene.task + np.sqrt(0.5) * (scene.noise() + _NOISE * scene.poison)
 
@@ -61,7 +61,7 @@ ATTACKS: Mapping[str, Callable[[Scene], list[Floats]]] = {
     "stealth, copies": lambda scene: [_stealth(scene)] * ATTACKERS,
     "stealth, copies of any length": lambda scene: [_stealth(scene) * (1 + k) for k in range(ATTACKERS)],
     "stealth, decorrelated": lambda scene: [_stealth(scene) + scene.noise() for _ in range(ATTACKERS)],
-    "hidden in noise": lambda scene: [_hidden(scene) for _ in range(ATTACKERS)],
+    "hidden in noise": lambda scene: [_hidden_in_noise(scene) for _ in range(ATTACKERS)],
 }
 """Name and updates of the attackers."""
 

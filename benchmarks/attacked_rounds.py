@@ -58,7 +58,7 @@ class Attack:
     craft: Craft
 
 
-def _moved(victims: list[TrainingResult], seed: int, *, times: float) -> TrainingResult:
+def _exaggerated_mean(victims: list[TrainingResult], seed: int, *, times: float) -> TrainingResult:
     """Send start + times x (the victims' mean - start)."""
     mean = {name: np.mean([item.adapter[name] for item in victims], axis=0) for name in victims[0].adapter}
     layout = in_order({name: values.shape for name, values in mean.items()})
@@ -73,8 +73,8 @@ def _moved(victims: list[TrainingResult], seed: int, *, times: float) -> Trainin
 
 ATTACKS: Mapping[str, Attack] = {
     "none": Attack(0, lambda victims, seed: None),
-    "flip": Attack(ATTACKERS, partial(_moved, times=-1.0)),
-    "boost x20": Attack(ATTACKERS, partial(_moved, times=-_BOOST)),
+    "flip": Attack(ATTACKERS, partial(_exaggerated_mean, times=-1.0)),
+    "boost x20": Attack(ATTACKERS, partial(_exaggerated_mean, times=-_BOOST)),
     "wrong answers": Attack(ATTACKERS, lambda victims, seed: None),
 }
 

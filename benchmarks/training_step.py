@@ -206,7 +206,7 @@ def measure(
         for name in names[turn % len(names) :] + names[: turn % len(names)]:
             with makers[name]() as adapter:
                 trainable[name] = sum(p.numel() for p in adapter.named_parameters().values())
-                laps[name].append(_lap(base, adapter, size, plan))
+                laps[name].append(_measure_steps(base, adapter, size, plan))
     return {
         "machine": machine,
         "device": _name(device),
@@ -233,7 +233,7 @@ def _makers(base: BaseModel, plan: AdapterPlan) -> dict[str, Callable[[], Adapte
     }
 
 
-def _lap(base: BaseModel, adapter: Adapter, size: Size, plan: TrainingPlan) -> Lap:
+def _measure_steps(base: BaseModel, adapter: Adapter, size: Size, plan: TrainingPlan) -> Lap:
     """Train; the first step, which allocates memory and selects kernels, does not count."""
     on_gpu = base.device.type == "cuda"
     ends: list[float] = []

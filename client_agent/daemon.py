@@ -93,17 +93,17 @@ def run(
             if not take_part(participant, answer):
                 sleep(_PAUSE_SECONDS)
         except TRANSIENT as trouble:
-            _wait_out(trouble, sleep)
+            _wait_after_failure(trouble, sleep)
         except CoordinatorRefused as refusal:
             reason = _another_coordinator(session) if refusal.slug in FATAL else None
             if refusal.slug in FATAL and reason is None and not _has_new_key(participant, refusal):
                 raise
-            _wait_out(reason or refusal, sleep)
+            _wait_after_failure(reason or refusal, sleep)
         except AddressMismatch:
             reason = _another_coordinator(session)
             if reason is None:
                 raise
-            _wait_out(reason, sleep)
+            _wait_after_failure(reason, sleep)
         except (OSError, AgentError) as error:
             if not is_full(error):
                 raise
@@ -163,7 +163,7 @@ def wait_for_frames(
         try:
             return participant.trainer.frames(brief)
         except PivotPackAwaited as trouble:
-            _wait_out(trouble, sleep or participant.sleep)
+            _wait_after_failure(trouble, sleep or participant.sleep)
 
 
 def next_round(participant: Participant, sleep: Callable[[float], None] | None = None) -> RoundBrief:
@@ -197,7 +197,7 @@ def _wait_for_space(error: Exception, folder: Path, sleep: Callable[[float], Non
     sleep(_PAUSE_SECONDS * random.uniform(0.5, 1.5))
 
 
-def _wait_out(trouble: AgentError, sleep: Callable[[float], None]) -> None:
+def _wait_after_failure(trouble: AgentError, sleep: Callable[[float], None]) -> None:
     if not isinstance(trouble, PivotPackAwaited):  # its wait has log lines of its own
         log.warning("%s; the agent tries again", trouble)
     sleep(_PAUSE_SECONDS * random.uniform(0.5, 1.5))

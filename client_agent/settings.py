@@ -209,7 +209,7 @@ class AgentSettings(BaseSettings):
 
     @field_validator("columns", mode="before")
     @classmethod
-    def _pairs(cls, columns: object) -> object:
+    def _sorted_pairs(cls, columns: object) -> object:
         return tuple(sorted(columns.items())) if isinstance(columns, Mapping) else columns
 
     @model_validator(mode="after")

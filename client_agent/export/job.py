@@ -252,7 +252,7 @@ def _require_exact(
 
 
 def _advice(folded: bool, trained: Mapping[str, LoraFactors], artefact: Artefact, silo: Silo) -> str:
-    if folded and artefact.target != "merged" and _all_held(trained, silo.base):
+    if folded and artefact.target != "merged" and _holds_all_shifts(trained, silo.base):
         return (
             "The adapter shifts outputs (Q), which this format cannot hold exactly; export with "
             "`--for merged`, where the shift is a bias"
@@ -273,5 +273,5 @@ def _advice(folded: bool, trained: Mapping[str, LoraFactors], artefact: Artefact
     )
 
 
-def _all_held(factors: Mapping[str, LoraFactors], base: BaseModel) -> bool:
+def _holds_all_shifts(factors: Mapping[str, LoraFactors], base: BaseModel) -> bool:
     return all(holds_shift(base, path) for path in shifted(factors))

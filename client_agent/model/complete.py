@@ -33,11 +33,13 @@ _NAMED = 4
 log = logging.getLogger(__name__)
 
 
-def _none(_: str) -> bool:
+def _is_none_added(_: str) -> bool:
     return False
 
 
-def load_complete(source: str, *, is_added: Callable[[str], bool] = _none, **options: Any) -> PreTrainedModel:
+def load_complete(
+    source: str, *, is_added: Callable[[str], bool] = _is_none_added, **options: Any
+) -> PreTrainedModel:
     """Load a causal language model; its tensors and those of the files must be the same.
 
     A tied tensor comes from the tensor that it is tied to. Tensors of other modalities may be left over.

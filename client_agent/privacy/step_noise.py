@@ -81,7 +81,7 @@ def _laplace(count: int, t: int, words: Words) -> Steps:
     drawn = np.empty(count, np.int64)
     missing = np.arange(count)
     while missing.size:
-        u = _below(t, missing.size, words)
+        u = _uniform_below(t, missing.size, words)
         size = u + t * _geometric(missing.size, words)
         accepted = _true_with(u / t, _shares(u, t), words)
         negative = (words(missing.size) & np.uint64(1)).astype(bool)
@@ -105,7 +105,7 @@ def _geometric(count: int, words: Words) -> Steps:
     return counts
 
 
-def _below(t: int, count: int, words: Words) -> Steps:
+def _uniform_below(t: int, count: int, words: Words) -> Steps:
     """Draw uniformly from 0..t-1, without the bias of a remainder: (count,)."""
     # Words above the last multiple of t would make small remainders likelier.
     most = (1 << 64) // t * t - 1

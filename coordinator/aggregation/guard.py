@@ -170,7 +170,7 @@ def _established(
     if not agrees.any():
         reasons = WeightReduction.OPPOSED | WeightReduction.LARGE * (clip[:-1] < 1)
         return np.zeros_like(w), reasons.astype(np.uint8), caps.peer
-    alike = _alike(inner, lengths[-1], np.eye(len(lengths))[-1])[:-1, :-1]
+    alike = _near_copies(inner, lengths[-1], np.eye(len(lengths))[-1])[:-1, :-1]
     # Copies and clients of one organisation share one cap.
     together = alike | _same_organisation(foreign)
     sums = together.astype(np.float64)
@@ -207,7 +207,7 @@ def _newcomer(
     """
     lengths = np.sqrt(np.diag(inner))
     clip = _clip(lengths, _median(lengths, w))
-    alike, colleagues = _alike(inner, float(lengths.mean()), w / w.sum()), _same_organisation(foreign)
+    alike, colleagues = _near_copies(inner, float(lengths.mean()), w / w.sum()), _same_organisation(foreign)
     together = alike | colleagues
     target = w / _count(together)
     target = target / target.sum()
@@ -239,7 +239,7 @@ def _clip(lengths: Floats, most: float) -> Floats:
     return shorter
 
 
-def _alike(inner: Floats, length: float, seen_from: Floats) -> NDArray[np.bool_]:
+def _near_copies(inner: Floats, length: float, seen_from: Floats) -> NDArray[np.bool_]:
     """Return the pairs of n updates that are nearly equal after scaling to one length, (n, n).
 
     Directions are compared as seen from the mean under the weights `seen_from` (n,): the receiver's own

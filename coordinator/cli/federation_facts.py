@@ -16,9 +16,7 @@ ENDED = ("published", "abandoned")
 
 def print_federation(federation: Mapping[str, Any], *, shows_plan: bool = False) -> None:
     """Print the summary of a federation; `shows_plan` adds its plan, packs and claims."""
-    print_facts(
-        {**summary(federation), **(_plan(federation) if shows_plan else _where_the_plan_is(federation))}
-    )
+    print_facts({**summary(federation), **(_plan(federation) if shows_plan else _plan_command(federation))})
 
 
 def summary(federation: Mapping[str, Any]) -> dict[str, object]:
@@ -63,7 +61,7 @@ def _needs_anchors(plan: Mapping[str, Any]) -> bool:
     return is_fitted or plan["strategy"]["options"].get("distil") is not None
 
 
-def _where_the_plan_is(federation: Mapping[str, Any]) -> dict[str, object]:
+def _plan_command(federation: Mapping[str, Any]) -> dict[str, object]:
     return {"plan": f"tessera federation show {federation['id']} --plan"}
 
 

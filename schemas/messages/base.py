@@ -53,7 +53,7 @@ BaseModelSlug = Annotated[str, Field(min_length=1, max_length=120, pattern=r"^[A
 """The slug of a base model: a name and 12 hexadecimal digits of its weights' digest, `tiny-s-3f0c...`."""
 
 
-def _names_weights(slug: str) -> str:
+def _require_digest(slug: str) -> str:
     if not re.search(r"-[0-9a-f]{12}$", slug):
         raise PydanticCustomError(
             "wrong",
@@ -62,5 +62,5 @@ def _names_weights(slug: str) -> str:
     return slug
 
 
-SharedModelSlug = Annotated[BaseModelSlug, AfterValidator(_names_weights)]
+SharedModelSlug = Annotated[BaseModelSlug, AfterValidator(_require_digest)]
 """The slug of a model that every agent loads, digest included."""

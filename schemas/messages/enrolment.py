@@ -24,7 +24,7 @@ LayerRun = tuple[
 LayerRuns = Annotated[tuple[LayerRun, ...], Field(max_length=500, fail_fast=True)]
 
 
-def _few(shapes: object) -> object:
+def _limit_shapes(shapes: object) -> object:
     """Reject more shapes than roles before each is validated: every shape would be an error of its own.
 
     After a validator the value is not JSON any more, so lists become tuples here, and lists in them.
@@ -82,9 +82,11 @@ class Profile(Lenient):
         ALL_ROLES
     )
     """The linear layers that the architecture has."""
-    shapes: Annotated[dict[Role, Shape], BeforeValidator(_few)] | None = None
+    shapes: Annotated[dict[Role, Shape], BeforeValidator(_limit_shapes)] | None = None
     """(d_out, d_in) by role, of the roles that every layer has in the same shape."""
-    layer_shapes: Annotated[dict[Role, LayerRuns], BeforeValidator(_few)] = Field(default_factory=dict)
+    layer_shapes: Annotated[dict[Role, LayerRuns], BeforeValidator(_limit_shapes)] = Field(
+        default_factory=dict
+    )
     """The other roles, each with the layers that have it: first and last layer, d_out and d_in."""
     agent_version: Annotated[str, Field(max_length=100)]
     """The version of the agent."""
@@ -109,7 +111,7 @@ class Profile(Lenient):
         return self
 
     @model_validator(mode="after")
-    def _stays_small(self) -> Self:
+    def _size_is_limited(self) -> Self:
         if len(self.model_extra or {}) > 20 or len(self.model_dump_json()) > 8192:
             raise ValueError("a profile may have at most 20 additional members and 8 KiB")
         return self
@@ -173,7 +175,7 @@ class EnrolmentRequest(Lenient):
     """A bearer client's random value, with which it may repeat the request."""
 
     @model_validator(mode="after")
-    def _is_one_or_the_other(self) -> Self:
+    def _key_has_a_proof(self) -> Self:
         if self.public_key is None:
             return self
         for field in ("nonce", "proof"):

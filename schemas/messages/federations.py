@@ -32,14 +32,14 @@ class StrategyPlan(Strict):
     """The options of the strategy; the strategy defines and checks them."""
 
 
-def _all_are_no_sample(sample: object) -> object:
+def _share_of_all_to_null(sample: object) -> object:
     """Return null for a share of 1.0, which is every client; 1 is one client."""
     return None if isinstance(sample, float) and sample == 1.0 else sample
 
 
 Sample = Annotated[
     Annotated[StrictInt, Field(ge=1)] | Annotated[StrictFloat, Field(gt=0, lt=1)] | None,
-    BeforeValidator(_all_are_no_sample),
+    BeforeValidator(_share_of_all_to_null),
 ]
 
 
@@ -172,7 +172,7 @@ class FederationPlan(Strict):
     """The limits above which updates are refused or scaled down."""
 
     @model_validator(mode="after")
-    def _releases_are_counted(self) -> Self:
+    def _default_releases(self) -> Self:
         dp = self.signature.dp
         if dp is not None and dp.releases is None:
             # One sketch per round shares the budget.
@@ -180,7 +180,7 @@ class FederationPlan(Strict):
         return self
 
     @model_validator(mode="after")
-    def _private_training_is_all_of_it(self) -> Self:
+    def _private_training_fits_the_plan(self) -> Self:
         private = self.privacy.training
         if private is None:
             return self

@@ -45,7 +45,7 @@ class Recipe(Strict):
     """The number of values that share a scale."""
 
     @model_validator(mode="after")
-    def _what_is_not_sent_is_somewhere(self) -> Self:
+    def _sparse_updates_have_a_reference(self) -> Self:
         if self.density < 1 and self.reference == "none":
             raise field_error("must be 1 without a reference: values that are not sent need one", "density")
         return self

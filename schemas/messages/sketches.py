@@ -55,7 +55,7 @@ class SignaturePlan(Strict):
     """Differential privacy of the sketches; null = none."""
 
     @model_validator(mode="after")
-    def _dp_has_a_sample_of_its_own(self) -> Self:
+    def _defaults_with_dp(self) -> Self:
         if self.dp is None:
             return self
         for field, value in (("dim", _DIM_WITH_DP), ("probe_examples", _SAMPLE_WITH_DP)):
