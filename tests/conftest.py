@@ -91,14 +91,14 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _logs() -> None:
-    """Log as the service does, where pytest looks."""
+    """Configure the service's logging for pytest's capture."""
     logs.configure("info", "json")
     logging.getLogger("httpx").setLevel("WARNING")  # the coordinator logs the same requests
 
 
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[PostgresServer]:
-    """A PostgreSQL server of this test run's own, with a migrated database to copy."""
+    """A PostgreSQL server for this test run, with a migrated database to copy."""
     with PostgresServer() as server:
         server.create("tessera_template")
         _migrate(server.url("tessera_template"))
@@ -123,7 +123,7 @@ def sqlite_template(databases: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def fresh_database(request: pytest.FixtureRequest, databases: Path) -> Callable[[str], str]:
-    """Make a migrated database of a backend (sqlite, postgres) and give its URL."""
+    """Return a function that creates a migrated database of a backend and returns its URL."""
 
     def make(backend: str) -> str:
         if backend == "sqlite":
@@ -143,13 +143,13 @@ def fresh_database(request: pytest.FixtureRequest, databases: Path) -> Callable[
 
 @pytest.fixture
 def fresh_postgres(postgres: PostgresServer, fresh_database: Callable[[str], str]) -> Callable[[], str]:
-    """Make a migrated PostgreSQL database and give its URL; a test that asks for it is slow."""
+    """Return a function that creates a migrated PostgreSQL database; tests that use it are slow."""
     return lambda: fresh_database("postgres")
 
 
 @pytest.fixture(scope="session", params=["sqlite", "postgres"])
 def backend(request: pytest.FixtureRequest) -> str:
-    """Which database a test runs on; a test that asks for it runs on both."""
+    """The kind of database; a test that uses this fixture runs on both kinds."""
     return str(request.param)
 
 
@@ -157,7 +157,7 @@ def backend(request: pytest.FixtureRequest) -> str:
 def database_url(
     request: pytest.FixtureRequest, backend: str, fresh_database: Callable[[str], str]
 ) -> Iterator[str]:
-    """A migrated database that no other test has seen."""
+    """A migrated database for one test."""
     while _unused:
         shutil.rmtree(_unused.pop())
     url = fresh_database(backend)
@@ -171,21 +171,21 @@ def database_url(
 
 @pytest.fixture
 def database(database_url: str) -> Iterator[Database]:
-    """The same, opened."""
+    """The opened database of `database_url`."""
     with closing(Database(database_url)) as opened:
         yield opened
 
 
 @pytest.fixture
 def sqlite_database(fresh_database: Callable[[str], str]) -> Iterator[Database]:
-    """The same, of SQLite alone."""
+    """A migrated SQLite database, opened."""
     with closing(Database(fresh_database("sqlite"))) as opened:
         yield opened
 
 
 @pytest.fixture
 def postgres_database(fresh_postgres: Callable[[], str]) -> Iterator[Database]:
-    """The same, of PostgreSQL alone."""
+    """A migrated PostgreSQL database, opened."""
     with closing(Database(fresh_postgres())) as opened:
         yield opened
 
@@ -226,7 +226,7 @@ def serve() -> Iterator[Callable[..., Served]]:
 
 @pytest.fixture(scope="session")
 def coordinator(backend: str, fresh_database: Callable[[str], str]) -> Iterator[Served]:
-    """One coordinator for all tests that need nothing special: they make federations of their own.
+    """One coordinator for all tests without special settings; each creates its own federations.
 
     Everything is five times as fast as by default, polling included.
     """

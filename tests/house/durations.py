@@ -38,7 +38,7 @@ NOT_FAST = frozenset({"slow", "long", "gpu", "system"})
 
 @dataclass
 class Durations:
-    """Seconds of the fast tests of a run: of the test alone, and with its fixtures."""
+    """Seconds of the fast tests of a run, without and with their fixtures."""
 
     calls: dict[str, float] = field(default_factory=dict)
     totals: dict[str, float] = field(default_factory=dict)
@@ -55,7 +55,7 @@ def too_long(durations: Durations) -> dict[str, float]:
 
 
 def over_budget(durations: Durations, elapsed: float) -> str | None:
-    """Return what is wrong with a run of `elapsed` seconds; None within the budget."""
+    """Return the excess of a run of `elapsed` seconds as text; None within the budget."""
     if elapsed <= BUDGET:
         return None
     dearest = ", ".join(f"{test} ({seconds:.1f} s)" for test, seconds in _dearest(durations.totals)[:DEAREST])
@@ -63,7 +63,7 @@ def over_budget(durations: Durations, elapsed: float) -> str | None:
 
 
 def is_machine_loaded() -> bool:
-    """Whether other work keeps the cores busy, so that durations mean nothing.
+    """Whether other work keeps the cores busy, so that durations are not comparable.
 
     To be called before the tests begin, since they are a load themselves.
     """

@@ -35,7 +35,7 @@ def shard_of(test: str) -> int:
 
 
 def shard_of_commit() -> int:
-    """Return the shard whose turn it is: as many consecutive commits have all of them."""
+    """Return the shard of this commit; consecutive commits rotate through all shards."""
     return commit_number() % SHARDS
 
 

@@ -35,23 +35,23 @@ class AgentProcess:
             )
 
     def kill(self) -> None:
-        """End it as a power cut would."""
+        """Kill the process, as in a power failure."""
         assert self.process is not None
         self.process.send_signal(signal.SIGKILL)
         self.process.wait(timeout=30)
 
     def wait(self, seconds: float = 180) -> None:
-        """Wait until it ends by itself, which it must do well."""
+        """Wait until the process exits with status 0."""
         assert self.process is not None
         assert self.process.wait(timeout=seconds) == 0, self.log
 
     @property
     def log(self) -> str:
-        """The lines that it has logged."""
+        """The logged lines."""
         return (self.folder / "agent.log").read_text()
 
     def read(self, round_number: int, name: str) -> bytes:
-        """Return a step's result of a round, which must be there."""
+        """Return the stored result of a step; fail if it is missing."""
         file = self.file(round_number, name)
         assert file is not None, self.log
         return file.read_bytes()

@@ -84,7 +84,7 @@ def reference_of(folder: RoundFolder) -> str | None:
 
 
 def update_difference(folder: RoundFolder) -> Arrays:
-    """Decode what an update says."""
+    """Return the decoded difference of an update."""
     with opened_update(folder) as envelope:
         sent = SentRecipe.model_validate(envelope.manifest(UpdateManifest).recipe)
         return dict(decode(envelope, layout_of(folder), sent.recipe))

@@ -153,7 +153,7 @@ def acceptance_path(federation_id: str, base_model: str = LARGE) -> str:
 def assert_weights_are_shared(
     served: Served, federation_id: str, of_pivot: str, of_other: str, *, across: bool
 ) -> None:
-    """Play a round of a client of the pivot and two of the other base model; see whether it mixes both."""
+    """Run a round with a client of the pivot and two of the large model; check the mixtures."""
     pivots = served.enrol(federation_id, "pivot")
     others = [served.enrol(federation_id, name, base_model=LARGE) for name in ("a", "b")]
     served.start_federation(federation_id)

@@ -82,7 +82,7 @@ class Served:
         return opened
 
     def line(self, seconds: float = 10.0) -> socket.socket:
-        """Open a bare connection, for what no HTTP library sends."""
+        """Open a raw connection, for requests that no HTTP library sends."""
         place = httpx.URL(self.url)
         return socket.create_connection((place.host, place.port or 80), timeout=seconds)
 
@@ -122,7 +122,7 @@ class Served:
     def enrol(
         self, federation_id: str, name: str, *, organisation: str | None = None, **profile: Any
     ) -> Silo:
-        """Enrol a client with a new key, past HTTP: there a client costs more than most tests."""
+        """Enrol a client with a new key directly in the database, which is faster than HTTP."""
         key, token_id = Ed25519PrivateKey.generate(), new_id("enr")
         asked = EnrolmentTokenRequest(client_name=name, organisation=organisation)
         shown = {"public_key": name_of(key), "nonce": "", "proof": ""}
@@ -143,30 +143,30 @@ class Served:
     def try_enrol(
         self, token: str, name: str, key: Ed25519PrivateKey | None = None, **profile: Any
     ) -> httpx.Response:
-        """Ask to become a member, with a new key unless one is named."""
+        """Request an enrolment, with a new key unless a key is passed."""
         anonymous = self.http()
         request = enrolment(anonymous, token, name, key or Ed25519PrivateKey.generate(), **profile)
         return anonymous.post("/v1/enrolments", json=request)
 
     def counted(self, series: str) -> float:
-        """Read one series of the metrics; 0 while it has none."""
+        """Read one series of the metrics; 0 if it is missing."""
         lines = self.admin.get("/metrics").text.splitlines()
         values = [line.split()[-1] for line in lines if line.startswith(series + " ")]
         return float(values[0]) if values else 0.0
 
     def with_open_rounds(self) -> set[str]:
-        """Return the federations whose rounds a coordinator checks at every tick."""
+        """Return the federations whose open rounds a coordinator checks at every tick."""
         with self.database.autocommit() as connection:
             return {federation_id for (federation_id,) in connection.execute(_WITH_OPEN_ROUNDS)}
 
     def rounds(self, federation_id: str) -> list[dict[str, Any]]:
-        """Look at all rounds of a federation as an admin, the first one first."""
+        """Return all rounds of a federation as an admin sees them, in order."""
         path = f"/v1/federations/{federation_id}/rounds"
         numbers = [shown["round"] for shown in self.admin.get(path).json()["items"]]
         return [self.admin.get(f"{path}/{number}").json() for number in sorted(numbers)]
 
     def round_state(self, federation_id: str, number: int) -> str | None:
-        """Read the state of a round past the service; None while there is no such round."""
+        """Read the state of a round from the database; None if the round does not exist."""
         with self.database.autocommit() as connection:
             state: str | None = connection.scalar(
                 _ROUND_STATE, {"federation_id": federation_id, "number": number}
@@ -175,7 +175,7 @@ class Served:
 
     @property
     def database(self) -> Database:
-        """The database, past the service."""
+        """The coordinator's database."""
         if self._database is None:
             self._database = Database(self.database_url)
         return self._database
@@ -194,7 +194,7 @@ class Served:
 def enrolment(
     http: httpx.Client, token: str, name: str, key: Ed25519PrivateKey, **profile: Any
 ) -> dict[str, Any]:
-    """Make the request with which a new key becomes a member's."""
+    """Return the request that enrols a new key."""
     text, hello = read(token), http.get("/v1/hello").json()
     statement = enrolment_statement(
         server=text.server, token=text.id, public_key=name_of(key), nonce=hello["nonce"]

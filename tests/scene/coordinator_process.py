@@ -34,7 +34,7 @@ class ServedProcess(Served):
         return float(times.user + times.system)
 
     def forget_peak(self) -> int:
-        """Measure memory from now on; return the bytes in use."""
+        """Reset the peak of memory; return the bytes in use."""
         Path(f"/proc/{self.process.pid}/clear_refs").write_text(_RESET_PEAK)
         return int(self.process.memory_info().rss)
 

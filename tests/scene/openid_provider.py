@@ -60,7 +60,7 @@ class Provider:
 
 @contextmanager
 def running_provider(*options: str) -> Iterator[Provider]:
-    """Start a provider on a free port, and stop it in the end."""
+    """Run a provider on a free port until the block ends."""
     port = free_port()
     issuer = f"http://127.0.0.1:{port}"
     command = [sys.executable, "-W", "ignore", "-m", "oidc_provider_mock", "--port", str(port), *options]

@@ -19,7 +19,7 @@ _FLEETING = "-c fsync=off -c full_page_writes=off"
 
 
 class PostgresServer:
-    """Listens on a free loopback port; gone, data and all, when the block ends."""
+    """Listens on a free loopback port; server and data are removed when the block ends."""
 
     def __init__(self, *, durable: bool = False) -> None:
         self._options = _OPTIONS if durable else f"{_OPTIONS} {_FLEETING}"
@@ -44,7 +44,7 @@ class PostgresServer:
         shutil.rmtree(self._home, ignore_errors=True)
 
     def url(self, name: str) -> str:
-        """Where a database is."""
+        """Return the URL of a database."""
         return f"postgresql+psycopg://postgres@127.0.0.1:{self._port}/{name}"
 
     def create(self, name: str, *, template: str = "template1", owner: str = "postgres") -> None:
@@ -52,7 +52,7 @@ class PostgresServer:
         self._execute(f"CREATE DATABASE {name} OWNER {owner} TEMPLATE {template} STRATEGY file_copy")
 
     def drop(self, name: str) -> None:
-        """Drop a database, whoever uses it."""
+        """Drop a database, even if it is in use."""
         self._execute(f"DROP DATABASE {name} WITH (FORCE)")
 
     def dump(self, name: str, file: Path) -> None:
@@ -71,23 +71,23 @@ class PostgresServer:
         return "--host", "127.0.0.1", "--port", str(self._port), "--username", "postgres"
 
     def create_role(self, name: str, password: str) -> None:
-        """Make a user who is asked for a password."""
+        """Create a user that needs a password."""
         self._execute(f"CREATE ROLE {name} LOGIN PASSWORD '{password}'")
         rules = self._home / "data" / "pg_hba.conf"
         rules.write_text(f"host all {name} 127.0.0.1/32 scram-sha-256\n{rules.read_text()}")
         self._execute("SELECT pg_reload_conf()")
 
     def drop_role(self, name: str) -> None:
-        """Forget a user who owns nothing."""
+        """Drop a user without objects."""
         self._execute(f"DROP ROLE {name}")
 
     @property
     def binaries(self) -> Path:
-        """Where the server's programs are."""
+        """The folder of the server's programs."""
         return self._binaries
 
     def ask(self, query: str) -> list[tuple[object, ...]]:
-        """Return what the superuser reads."""
+        """Run a query as the superuser; return its rows."""
         url = f"postgresql://postgres@127.0.0.1:{self._port}/postgres"
         with psycopg.connect(url) as connection:
             return list(connection.execute(query.encode()).fetchall())

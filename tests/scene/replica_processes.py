@@ -36,7 +36,7 @@ def free_port() -> int:
 
 
 class Coordinator:
-    """One replica on one port, which it keeps however often it dies."""
+    """One replica on one port, which stays the same after restarts."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class Coordinator:
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self, crash: Place | None = None, *, freeze: bool = False) -> float:
-        """Start, to die or freeze when it first comes to a place if wanted, and wait until it is ready.
+        """Start, with an optional crash or freeze at a marked place; wait until it is ready.
 
         Gives the seconds that took.
         """
@@ -96,47 +96,47 @@ class Coordinator:
             return False
 
     def count_logged(self, event: str) -> int:
-        """How often it has logged an event."""
+        """Count the log entries of an event."""
         return self.log.read_text().count(event)
 
     @property
     def errors(self) -> list[str]:
-        """What it has logged that must not happen however it is treated, like a request answered 500."""
+        """Return logged errors that no kill or freeze excuses, such as a request answered 500."""
         return [line[:2000] for line in self.log.read_text().splitlines() if '"level": "error"' in line]
 
     def _last_words(self) -> str:
         return self.log.read_text()[-3000:]
 
     def kill(self) -> None:
-        """End it as the kernel does when memory runs out."""
+        """Kill the process with SIGKILL."""
         if self.process is not None:
             self.process.send_signal(signal.SIGKILL)
             self.process.wait()
             self.process = None
 
     def is_frozen(self) -> bool:
-        """Whether it stands still."""
+        """Whether the process is stopped."""
         assert self.process is not None
         return psutil.Process(self.process.pid).status() == psutil.STATUS_STOPPED
 
     def has_died(self) -> bool:
-        """Whether it came to its place."""
+        """Whether the process has died at its marked place."""
         assert self.process is not None
         return self.process.poll() is not None
 
     def freeze(self) -> None:
-        """Stop it where it stands."""
+        """Stop the process with SIGSTOP."""
         assert self.process is not None
         self.process.send_signal(signal.SIGSTOP)
 
     def thaw(self) -> None:
-        """Resume it."""
+        """Resume the process."""
         assert self.process is not None
         self.process.send_signal(signal.SIGCONT)
 
 
 class CrashRestarter(threading.Thread):
-    """Starts a coordinator again that died at its place, to die at the next one; kills nobody itself."""
+    """Restarts a coordinator that died at its place, with the next place; kills no process itself."""
 
     def __init__(self, coordinator: Coordinator, places: list[Place]) -> None:
         super().__init__(name="undertaker", daemon=True)

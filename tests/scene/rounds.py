@@ -44,7 +44,7 @@ def fedmosaic_plan(options: dict[str, Any] | None = None, **rounds: Any) -> dict
 
 
 def values(fill: float, rank: int = 2) -> dict[str, NDArray[np.float32]]:
-    """Make an adapter of one block and role q, all values alike."""
+    """Return an adapter of one block and role q with equal values."""
     return {"b0.q.P": np.full((rank, rank), fill, np.float32), "b0.q.Q": np.full(rank, fill, np.float32)}
 
 
@@ -69,7 +69,7 @@ def url(silo: Silo, number: int, suffix: str = "") -> str:
 
 
 def current(silo: Silo) -> httpx.Response:
-    """Ask for the brief of the current round."""
+    """Return the brief of the current round."""
     return silo.http.get(f"/v1/federations/{silo.federation_id}/rounds/current")
 
 
@@ -195,7 +195,7 @@ def weights(silo: Silo, number: int, layout: Layout = LAYOUT) -> dict[str, NDArr
 
 
 def last_update(silo: Silo, layout: Layout = LAYOUT) -> dict[str, NDArray[np.float32]]:
-    """Read back what the coordinator keeps of a client's last update."""
+    """Read the client's last update as the coordinator has stored it."""
     path = f"/v1/federations/{silo.federation_id}/clients/{silo.client_id}/adapter"
     return tensors_of(silo.http.get(path), layout)
 

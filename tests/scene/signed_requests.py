@@ -53,7 +53,7 @@ def signed(
 
 
 def request_bytes(request: httpx.Request, *, body: bytes | None = None) -> bytes:
-    """Write a request as it travels."""
+    """Return the bytes of a request."""
     fields = "".join(f"{name}: {value}\r\n" for name, value in request.headers.items())
     head = f"{request.method} {request.url.raw_path.decode()} HTTP/1.1\r\n{fields}\r\n".encode()
     return head + (request.content if body is None else body)

@@ -29,7 +29,7 @@ def config(folder: Path, **changes: str) -> Path:
 
 
 def config_beside(folder: Path, **changes: str) -> Path:
-    """Write a silo.toml into the agent's folder itself."""
+    """Write a silo.toml into the agent's folder."""
     file = config(folder, **changes)
     file.write_text(file.read_text().replace("folder = 'state'", "folder = '.'"))
     return file

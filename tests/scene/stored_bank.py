@@ -50,7 +50,7 @@ class StoredBody:
 
 
 def store_new(session: Session, federation_id: str, bank: Bank) -> None:
-    """Store a bank as if it had been through a round, of which nothing is remembered."""
+    """Store a bank as after a round, without the round's memory."""
     session.add_all(ExpertRow(federation_id=federation_id, **asdict(expert)) for expert in bank.experts)
     session.flush()
 

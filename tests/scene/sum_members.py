@@ -63,7 +63,7 @@ class SumClient:
     """The commitments to the counts that the client has confirmed, by group."""
 
     def status(self, *, seen: int | None = None, wait: int = 0) -> SumStatus | None:
-        """Ask where the sum stands; None = there is nothing new."""
+        """Return the status of the sum; None if it has not changed."""
         path = url(self.silo, self.round, "/secure-sum") + (f"?seen={seen}" if seen is not None else "")
         answer = self.silo.http.get(path, headers=_prefer(wait))
         if answer.status_code == 204:
@@ -133,14 +133,14 @@ class SumClient:
         return self.sent[step]
 
     def put(self, step: int, body: bytes | None = None, *, session: int | None = None) -> httpx.Response:
-        """Send a message, or other bytes."""
+        """Send the message of a step, or the given bytes."""
         octets = self.message(step) if body is None else body
         kind = "application/octet-stream" if step == MASKED else "application/json"
         headers = {"Content-Type": kind, "Content-Digest": to_field(digest_of(octets))}
         return self.silo.http.put(self.path(step, session), content=octets, headers=headers)
 
     def get(self, step: int, *, session: int | None = None, wait: int = 0) -> httpx.Response:
-        """Ask for the answer of a step."""
+        """Request the answer of a step."""
         return self.silo.http.get(self.path(step, session), headers=_prefer(wait))
 
     def path(self, step: int, session: int | None = None) -> str:
@@ -221,7 +221,7 @@ class SummedRound:
         return dict(shown.json())
 
     def wait_for(self, holds: Callable[[dict[str, Any]], bool], seconds: float = 20.0) -> dict[str, Any]:
-        """Wait until the view of the round is as it should be."""
+        """Wait until a condition on the view of the round holds; return the view."""
 
         def published_view() -> dict[str, Any] | None:
             view = self.view()

@@ -19,7 +19,7 @@ BUILT_SERVICES = [name for name, service in SERVICES.items() if "build" in servi
 
 @dataclass
 class Stage:
-    """One stage of the Dockerfile: what it begins from and its instructions, its base's before its own."""
+    """One stage of the Dockerfile: its base and all instructions, those of the base first."""
 
     base: str
     instructions: list[tuple[str, str]] = field(default_factory=list)
@@ -42,7 +42,7 @@ class Stage:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What ENV sets."""
+        """The variables that ENV sets."""
         pairs = [arguments for word, arguments in self.instructions if word == "ENV"]
         return {k: v for line in pairs for k, v in (pair.split("=", 1) for pair in line.split())}
 
@@ -70,12 +70,12 @@ def dockerfile() -> dict[str, Stage]:
 
 
 def stage_of(service: str) -> Stage:
-    """The Dockerfile's stage that a service's image is."""
+    """The Dockerfile's stage of a service's image."""
     return dockerfile()[SERVICES[service]["build"]["target"]]
 
 
 def argv_of(service: str) -> list[str]:
-    """What a service's container executes: an entrypoint of its own sets the image's command aside."""
+    """The command of a service's container; an entrypoint of the service replaces the image's command."""
     described, stage = SERVICES[service], stage_of(service)
     if "entrypoint" in described:
         return [*described["entrypoint"], *described.get("command", [])]
@@ -83,14 +83,14 @@ def argv_of(service: str) -> list[str]:
 
 
 def environment_of(service: str) -> dict[str, str]:
-    """What a service's container finds in its environment when nobody sets anything outside."""
+    """The environment of a service's container if no outer variable is set."""
     named = SERVICES[service].get("environment", {})
     set_here = {k: _DEFAULT.sub(r"\1", str(v)) for k, v in named.items() if v is not None}
     return stage_of(service).environment | set_here
 
 
 def mounts_of(service: str) -> dict[str, str]:
-    """What is mounted where: container path -> volume's name, or path beside docker-compose.yml."""
+    """Mounts by container path: a volume's name, or a path beside docker-compose.yml."""
     volumes = [volume.split(":") for volume in SERVICES[service].get("volumes", [])]
     secrets = SERVICES[service].get("secrets", [])
     return {v[1]: v[0] for v in volumes} | {

@@ -15,7 +15,7 @@ from tests.acceptance.deployment.composition import ROOT, argv_of, environment_o
 
 @dataclass
 class Host:
-    """Where volumes, secrets and other services are on this machine.
+    """Local paths of volumes and secrets, and local addresses of services.
 
     `addresses` maps what the composition calls a place to where it is; `extra` is added to every environment.
     """
@@ -25,14 +25,14 @@ class Host:
     extra: dict[str, str] = field(default_factory=dict)
 
     def volume(self, name: str) -> Path:
-        """A named volume, or a secret; made when it is first asked for."""
+        """Return the folder of a named volume or secret; create it at the first call."""
         path = self.folder / "volumes" / name
         path.mkdir(parents=True, exist_ok=True)
         return path
 
     @property
     def secrets(self) -> Path:
-        """What ./secrets is."""
+        """The local folder in place of ./secrets."""
         return self.folder / "secrets"
 
     def start(self, service: str, argv: Sequence[str] | None = None) -> subprocess.Popen[str]:
@@ -49,20 +49,20 @@ class Host:
             return subprocess.Popen(command, cwd=home, env=environment, stdout=log, stderr=log, text=True)
 
     def run(self, service: str, argv: Sequence[str] | None = None, seconds: float = 60) -> int:
-        """Run it to its end and give its exit status."""
+        """Run a command to its end; return its exit status."""
         return self.start(service, argv).wait(timeout=seconds)
 
     def home(self, service: str) -> Path:
-        """What the container's working directory is: a volume, or a folder in which it must write nothing."""
+        """The container's working directory: a volume, or a folder that it must not write to."""
         folder = self._localised(service, stage_of(service).last("WORKDIR") or "")
         return Path(folder) if folder.startswith(str(self.folder)) else self.folder / "home" / service
 
     def log(self, service: str) -> str:
-        """What it said so far."""
+        """Return the log of a service so far."""
         return (self.folder / f"{service}.log").read_text()
 
     def _localised(self, service: str, text: str) -> str:
-        """Put places of this machine for those of the container."""
+        """Replace paths and addresses of the container by those of this machine."""
         places = {path: str(self._source(source)) for path, source in mounts_of(service).items()}
         if any(path.startswith("/run/secrets/") for path in places):
             places["/run/secrets"] = str(self._given_secrets(service))
@@ -76,7 +76,7 @@ class Host:
         return ROOT / source if source.startswith("./") else self.volume(source)
 
     def _given_secrets(self, service: str) -> Path:
-        """Make what /run/secrets is in a container: the secrets that it is given, and no other.
+        """Create /run/secrets of a container: the secrets that the service lists, and no other.
 
         A file whose secret is still the same is let be: a service that is starting may be reading it.
         """

@@ -69,7 +69,7 @@ def _healthy(host: Host, service: str = "coordinator") -> bool:
 
 
 def _tokens(host: Host) -> list[str]:
-    """For which agents does a token lie in the volume that only this one mounts, and nothing else?"""
+    """Return the agents whose volume has a token and nothing else."""
     names = ("aster", "cedar")
     left = {name: [path.name for path in host.volume(f"enrolment-{name}").iterdir()] for name in names}
     assert all(files in (["token"], ["new"], []) for files in left.values())
@@ -78,7 +78,7 @@ def _tokens(host: Host) -> list[str]:
 
 @contextmanager
 def over_tls(host: Host) -> Iterator[None]:
-    """Migrate, serve, and let agents reach the coordinator as they reach Caddy."""
+    """Migrate, serve, and forward TLS to the coordinator as Caddy does."""
     root = host.volume("certificates") / "pki" / "authorities" / "local" / "root.crt"
     assert host.run("migrate") == 0, host.log("migrate")
     with running(host, "coordinator"), tls_front(int(host.extra["TESSERA_PORT"]), root) as url:

@@ -31,7 +31,7 @@ class Reader:
         self.not_run: list[str] = []
 
     def follow(self, block: Block) -> None:
-        """Do what a block says."""
+        """Run a block by its instructions."""
         if block.instruction("skip") is not None or not is_possible(block):
             self.not_run.append(f"{block.line}: {block.instruction('skip') or block.instruction('needs')}")
             return
@@ -82,7 +82,7 @@ class Reader:
         self.shell(f"export PYTHONPATH=$PYTHONPATH:{self.folder}")
 
     def shell(self, script: str, status: int = 0) -> subprocess.CompletedProcess[str]:
-        """Run a script where the one before left off.
+        """Run a script with the variables that the previous script exported.
 
         Raises:
             AssertionError: it ended with another status.

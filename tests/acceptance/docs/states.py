@@ -22,7 +22,7 @@ _POOL = ROOT / "examples" / "studies" / "data" / "cipher" / "train.jsonl"
 
 
 def prepare(reader: Reader, state: str) -> None:
-    """Bring about a state that an instruction `with` names."""
+    """Prepare a state that an instruction `with` names."""
     kind, *names = state.split()
     match kind:
         case "data":

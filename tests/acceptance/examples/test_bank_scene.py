@@ -42,7 +42,7 @@ def choice(expert: int, number: int, *, rejects: bool = False, first: bool = Fal
 
 
 def choices(number: int) -> dict[str, Choice]:
-    """Return who chose what: a, b, c on 1, 2, 3; d on 4, its late silos on 5 until both are merged."""
+    """Return the choices: a, b, c on 1, 2, 3; d on 4, its late silos on 5 until both are merged."""
     chosen = {
         name: choice(1 + "abc".index(GROUPS[name]), number, first=number == 1)
         for name in FOUNDERS
@@ -71,7 +71,7 @@ def event(change: str, number: int, expert: int, peer: int | None, **numbers: fl
 
 
 def record() -> Record:
-    """Return a scene in which all happened as expected."""
+    """Return a scene that meets all expectations."""
     rounds = [
         RoundFacts(
             round=number,

@@ -13,7 +13,7 @@ from tests.scene.rounds import PLAN, deliver, running, values, wait_for
 
 
 class SingleLook:
-    """Agents that are looked at once."""
+    """Agents whose progress is read once."""
 
     def until(self, condition: Callable[[], bool], awaited: str, *, every: float = 0.3) -> None:
         assert condition()

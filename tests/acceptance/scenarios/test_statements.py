@@ -24,7 +24,7 @@ MOST = {
 
 @dataclass
 class StatementCounts:
-    """What the requests of a while asked of the database; the ticker's threads are left out."""
+    """Statements and transactions of requests, without those of the ticker's threads."""
 
     statements: int = 0
     transactions: int = 0

@@ -30,7 +30,7 @@ _WITH_HOSTS = 'mount --bind "$0" /etc/hosts && exec "$@"'
 
 @dataclass(frozen=True)
 class Caddy:
-    """A running Caddy: what it logs, and whom to trust to speak to it."""
+    """A running Caddy: its log, and the certificate authority of its certificate."""
 
     log: Path
     trust: ssl.SSLContext

@@ -36,7 +36,7 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture
 def page(browser: Browser) -> Iterator[Page]:
-    """A tab that has seen nothing; whatever its script stumbles over fails the test."""
+    """An empty tab; an error of the page's script fails the test."""
     context = browser.new_context(viewport={"width": 1200, "height": 900})
     opened = context.new_page()
     errors: list[str] = []

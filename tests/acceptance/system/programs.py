@@ -8,7 +8,7 @@ import pytest
 
 
 def program(name: str) -> str:
-    """Find a program; a test that needs it fails without it, and says what to install.
+    """Find a program, or fail the test with the package to install.
 
     Who asks for these tests by their marker wants them run, not skipped.
     """

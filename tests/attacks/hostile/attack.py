@@ -46,7 +46,7 @@ class Case:
 
 @contextmanager
 def at_a_bounded_cost(served: ServedProcess, *, travels_mib: int = 0) -> Iterator[None]:
-    """Check what one input costs a coordinator."""
+    """Check the cost of one input for a coordinator."""
     in_use, computed = served.forget_peak(), served.cpu_seconds()
     yield
     computed = served.cpu_seconds() - computed
@@ -56,7 +56,7 @@ def at_a_bounded_cost(served: ServedProcess, *, travels_mib: int = 0) -> Iterato
 
 
 def attack(scene: Scene, case: Case) -> None:
-    """Send what is hostile; check each answer, what it cost, and that nothing is there afterwards."""
+    """Send hostile inputs; check each answer, its cost, and that nothing is stored afterwards."""
     before = scene.stored()
     for answer in iter(partial(_next, scene, case, _answers(scene, case)), None):
         assert (answer.status, answer.problem) == (case.status, case.problem)
@@ -71,7 +71,7 @@ def attack(scene: Scene, case: Case) -> None:
 
 
 def _answers(scene: Scene, case: Case) -> Iterator[Answer]:
-    """Send one input whenever its answer is asked for."""
+    """Yield answers; each input is sent when its answer is requested."""
     sent = case.send(scene)
     yield from map(read_answer, sent if isinstance(sent, Iterator) else [sent])
 

@@ -12,7 +12,7 @@ from tests.scene.coordinator_process import start_process
 
 @pytest.fixture(scope="session", params=["sqlite", pytest.param("postgres", marks=pytest.mark.long)])
 def backend(request: pytest.FixtureRequest) -> str:
-    """Which database the coordinator keeps."""
+    """The kind of the coordinator's database."""
     return str(request.param)
 
 
@@ -20,7 +20,7 @@ def backend(request: pytest.FixtureRequest) -> str:
 def scene(
     backend: str, fresh_database: Callable[[str], str], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Scene]:
-    """A round in progress, which must come to its proper end after everything that was thrown at it."""
+    """A round in progress, which must be published after all hostile inputs."""
     served = start_process(fresh_database(backend), tmp_path_factory.mktemp("coordinator"))
     try:
         prepared = set_up(served)
@@ -32,7 +32,7 @@ def scene(
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Repeat what tests measured and said, for who reads only the end of their output."""
+    """Repeat recorded measurements at the end of the output."""
     for kind in ("passed", "failed"):
         for report in terminalreporter.stats.get(kind, []):
             for name, value in report.user_properties:

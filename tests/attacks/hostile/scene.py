@@ -43,7 +43,7 @@ _VOLATILE = {"used_nonces": "*", "failed_enrolments": "*", "clients": "last_seen
 
 @dataclass(frozen=True)
 class Answer:
-    """What came back: status 0 is nothing at all."""
+    """An answer; status 0 means no answer."""
 
     status: int
     problem: str
@@ -83,7 +83,7 @@ class Scene:
         return update_body(self.silo, 1, self.base, values(1.0), **changes)
 
     def raw(self, change: Callable[[dict[str, Any]], object], data: bytes | None = None) -> bytes:
-        """Take a good body, change its header as a dictionary, put it together again."""
+        """Return a valid body with a changed header."""
         good = self.good()
         length = int.from_bytes(good[:8], "little")
         header = json.loads(good[8 : 8 + length])
@@ -91,7 +91,7 @@ class Scene:
         return framed(json.dumps(header).encode(), good[8 + length :] if data is None else data)
 
     def manifest(self, **changes: Any) -> bytes:
-        """Take a good body and change members of its manifest; ... removes one."""
+        """Return a valid body with changed members of its manifest; ... removes a member."""
 
         def change(header: dict[str, Any]) -> None:
             manifest = json.loads(header["__metadata__"]["tessera"]) | changes
@@ -110,7 +110,7 @@ class Scene:
             engine.dispose()
 
     def settle(self, seconds: float = 30.0) -> None:
-        """Wait until nothing is written any more that was not asked for: events, and what has ended."""
+        """Wait until background writes have ended, such as events and expired rows."""
         deadline = time.monotonic() + seconds
         before: dict[str, str] = {}
         while (after := self.stored()) != before:
@@ -137,12 +137,12 @@ def read_answer(answer: Answer | httpx.Response) -> Answer:
 
 
 def is_answered(silo: Silo) -> bool:
-    """Read what a member may read without a rate limit, and check that its signed request is answered."""
+    """Whether a member's signed request without a rate limit is answered."""
     return silo.http.get(f"/v1/federations/{silo.federation_id}/plan").status_code == 200
 
 
 def set_up(served: ServedProcess) -> Scene:
-    """Make the federation, whose round ends when its fourth client has delivered, and one beside it."""
+    """Create the federation, whose round ends with the fourth update, and a second federation."""
     rounds = {"min_clients": 4, "collect_seconds": _A_DAY}  # a worker may run all other tests before the end
     changed_plan = plan(rounds=rounds, limits={"max_norm": 50.0}, wire={"recipe": RECIPE.model_dump()})
     federation_id, silos = running(served, clients=5, **changed_plan)
@@ -192,7 +192,7 @@ def _of_many_layers(served: Served) -> Silo:
 
 
 def _joined_and_closed(served: Served) -> Silo:
-    """Join a round which then closes, and stays with a worker that is busy with it for a day."""
+    """Join a round that then closes, and is leased to a worker for a day."""
     federation_id, (late, *others) = running(served, clients=3, **plan(rounds={"min_clients": 3}))
     for client in (late, *others):
         assert try_join(client, 1).status_code == 200
@@ -208,7 +208,7 @@ def _joined_and_closed(served: Served) -> Silo:
 
 
 def wait_until_counted(served: Served, federation_id: str, **counts: int) -> None:
-    """Wait for the event of a round that counts so much: then nothing is written that was not asked for."""
+    """Wait for the event of a round with these counts, after which nothing is written."""
     with served.admin.stream(
         "GET", f"/v1/federations/{federation_id}/events", headers={"Last-Event-ID": "0"}
     ) as events:
@@ -233,7 +233,7 @@ def framed(header: bytes, data: bytes = b"") -> bytes:
 
 
 def exchange_bytes(scene: Scene, *sent: bytes, seconds: float = 15.0, pause: float = 0.0) -> Answer:
-    """Send bytes as they are on a connection of their own, and read one answer, or nothing at all."""
+    """Send raw bytes on a new connection, and read one answer or none."""
     with scene.served.line(seconds) as line:
         try:
             for piece in sent:
@@ -245,7 +245,7 @@ def exchange_bytes(scene: Scene, *sent: bytes, seconds: float = 15.0, pause: flo
 
 
 def listen(line: socket.socket) -> Answer:
-    """Read one answer, and notice whether the connection is closed behind it."""
+    """Read one answer, and whether the connection is closed after it."""
     received = b""
     try:
         while b"\r\n\r\n" not in received and (piece := line.recv(65536)):

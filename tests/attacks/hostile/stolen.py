@@ -14,7 +14,7 @@ RETRY_KEY = "cmV0cnkta2V5LW9mLXRoZS10ZXN0cy0zMi1ieXRlcyE"
 
 
 def bearer_client(served: ServedProcess, token: str) -> str:
-    """Enrol without a key, twice as when an answer is lost, and be refused once; return the credential."""
+    """Enrol without a key, repeat the request, and return the credential."""
     anonymous = served.http()
     request = {"token": token, "name": "bearer", "profile": PROFILE, "retry_key": RETRY_KEY}
     answers = [anonymous.post("/v1/enrolments", json=request) for _ in range(2)]

@@ -28,7 +28,7 @@ ROLES = (*NOBODY, *PEOPLE, *CLIENTS, "revoked")
 
 @dataclass(frozen=True)
 class Policy:
-    """Who may use a route, and what clients are told who may not: 404 hides what is not theirs."""
+    """Roles that may use a route, and the refusal of other clients: 404 hides foreign objects."""
 
     allowed: tuple[str, ...]
     hidden_from: tuple[str, ...] = ()
@@ -122,7 +122,7 @@ class World:
     pack: str
 
     def path(self, operation: str, role: str) -> str:
-        """Fill in whose and which: what an allowed caller would destroy is made for it."""
+        """Fill in the path's ids; an object that an allowed caller deletes is created for it."""
         template, federation_id, client_id = (
             operation.partition(" ")[2],
             self.client.federation_id,
@@ -151,7 +151,7 @@ class World:
         return federation_id
 
     def body(self, operation: str) -> dict[str, Any] | None:
-        """Return the check that precedes the check of the role, if any."""
+        """Return a body that passes the checks before the check of the role, if any."""
         if operation.endswith("/acceptance"):
             return acceptance_figures(self.pack)
         return {} if operation.startswith(("PUT", "POST")) else None

@@ -26,7 +26,7 @@ SIGN_OUT = "DELETE /v1/sign-in"
 
 @dataclass
 class RolesByFederation:
-    """Federations in which each group has its role, one in which none has, and a person of each group.
+    """A federation with roles for groups, one without, and a person of each group.
 
     Attributes:
         inside: has a published round and packs.

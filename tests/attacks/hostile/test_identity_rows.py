@@ -94,7 +94,7 @@ def _request_as(caller: str, method: str, path: str, **content: Any) -> Send:
 
 
 def _enrols(change: Callable[[Scene, dict[str, Any]], dict[str, Any]], name: str = "intruder") -> Send:
-    """Ask to become a member with a token that is good, and everything else as `change` leaves it."""
+    """Enrol with a valid token, and a request that `change` has changed."""
 
     def send(scene: Scene) -> httpx.Response:
         anonymous = scene.served.http()

@@ -93,7 +93,7 @@ def test_a_second_concurrent_upload_is_refused(scene: Scene) -> None:
 
 @contextmanager
 def _locked(scene: Scene) -> Iterator[None]:
-    """Hold what every accepted update needs, in another process' place."""
+    """Hold the lock that every accepted update needs."""
     url = scene.served.database_url
     if url.startswith("sqlite"):
         holder = sqlite3.connect(url.removeprefix("sqlite:///"), isolation_level=None)
@@ -172,7 +172,7 @@ def test_uploads_are_refused_on_a_nearly_full_disk(
 
 
 class _Interrupted(PostgresServer):
-    """A PostgreSQL server that can be gone for a while."""
+    """A PostgreSQL server that can be stopped for a while."""
 
     @contextmanager
     def gone(self) -> Iterator[None]:

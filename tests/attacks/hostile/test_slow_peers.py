@@ -59,7 +59,7 @@ def _pauses_in_its_update(scene: Scene) -> tuple[Answer, float]:
 
 
 def _refused_and_goes_on(scene: Scene) -> tuple[Answer, float]:
-    """Trickle the rest of a body whose refusal has long been sent."""
+    """Send the rest of a refused body slowly."""
     began = time.monotonic()
     with scene.served.line(60) as line:
         line.sendall(b"POST /v1/tokens HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5000\r\n\r\n")
@@ -73,7 +73,7 @@ def _refused_and_goes_on(scene: Scene) -> tuple[Answer, float]:
 
 
 def _trickles(scene: Scene, request: bytes) -> Answer:
-    """Send a byte a second behind a request's beginning, until there is an answer."""
+    """Send the rest of a request at a byte per second, until there is an answer."""
     with scene.served.line(60) as line:
         line.sendall(request)
         while not select.select([line], [], [], 1.0)[0]:
@@ -82,7 +82,7 @@ def _trickles(scene: Scene, request: bytes) -> Answer:
 
 
 def _trickling_bodies(scene: Scene) -> Iterator[Answer]:
-    """Send an update and a JSON body at that pace, at once."""
+    """Send an update and a JSON body concurrently, at a byte per second."""
     update = signed(
         scene.served, scene.silo, "PUT", scene.update, scene.good(), **media_type_headers(scene.good())
     )
@@ -117,7 +117,7 @@ def test_a_peer_that_pauses_is_disconnected(scene: Scene) -> None:
 
 @pytest.fixture
 def calm(fresh_database: Callable[[str], str], tmp_path: Path) -> Iterator[Scene]:
-    """A coordinator that computes nothing by itself, so that half a minute costs what its requests do."""
+    """A coordinator without background work, so that all processor time is that of requests."""
     served = start_process(fresh_database("sqlite"), tmp_path, tick_seconds=3600)
     try:
         yield set_up(served)
@@ -161,7 +161,7 @@ def _whole_answer(line: socket.socket) -> bytes:
 
 
 def _follow(scene: Scene, seconds: float) -> bool:
-    """Follow events for a while; say whether the stream still stands."""
+    """Follow events for a while; return whether the stream is still open."""
     began = time.monotonic()
     path = f"/v1/federations/{scene.silo.federation_id}/events"
     with scene.served.admin.stream("GET", path, timeout=60) as stream:
@@ -173,7 +173,7 @@ def _follow(scene: Scene, seconds: float) -> bool:
 
 @dataclass
 class Tricklers:
-    """Connections that send a byte a second, some after the others, and how long each was borne with."""
+    """Staggered connections that send a byte per second, and the seconds until each was closed."""
 
     lines: list[socket.socket]
     borne: list[float] = field(default_factory=list)
@@ -200,7 +200,7 @@ class Tricklers:
 
 @contextmanager
 def _trickling(scene: Scene) -> Iterator[Tricklers]:
-    """Half of them amid a head, half amid a body that nobody has to be known for."""
+    """Yield connections: half of them within a head, half within the body of an anonymous request."""
     with ExitStack() as stack:
         lines = [stack.enter_context(scene.served.line(60)) for _ in range(SLOW_PEERS)]
         for place, line in enumerate(lines):
@@ -262,7 +262,7 @@ def test_a_trickling_body_after_a_refusal_ends(scene: Scene) -> None:
 
 @dataclass(frozen=True)
 class RequestLoad:
-    """What 400 good requests took: processor time of the server in all, and the wait that four exceeded."""
+    """Load of 400 good requests: processor seconds of the server, and the 99th percentile of the waits."""
 
     cpu_seconds: float
     p99: float

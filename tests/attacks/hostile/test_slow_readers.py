@@ -45,7 +45,7 @@ def large(
 
 @contextmanager
 def reading_nothing(served: Served, request: bytes) -> Iterator[socket.socket]:
-    """Ask for something, and leave the answer where it is."""
+    """Send a request, and do not read the answer."""
     place = urlsplit(served.url)
     with closing(socket.socket()) as line:
         line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _WINDOW)
@@ -56,7 +56,7 @@ def reading_nothing(served: Served, request: bytes) -> Iterator[socket.socket]:
 
 
 def is_closed(line: socket.socket) -> bool:
-    """Take a byte, if there is one, and look whether the connection is still there."""
+    """Read a byte, if there is one; return whether the connection is closed."""
     with suppress(BlockingIOError, ConnectionResetError):
         line.recv(1, socket.MSG_DONTWAIT)
     return line.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] != _ESTABLISHED

@@ -30,7 +30,7 @@ _WORD = re.compile(r"[A-Za-z0-9_+/=:.-]{12,}")
 
 @dataclass
 class StolenData:
-    """What a thief has, and what it must not contain."""
+    """The stolen values and log, and the secrets that they must not contain."""
 
     served: ServedProcess
     silos: list[Silo]
@@ -44,7 +44,7 @@ class StolenData:
 def stolen(
     backend: str, fresh_database: Callable[[str], str], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[StolenData]:
-    """A federation that has run for a round, its people, and a token that nobody has used yet."""
+    """A federation after one round, its people, and an unused token."""
     folder = tmp_path_factory.mktemp("stolen")
     served = start_process(fresh_database(backend), folder, log_level="debug")
     signatures: list[str] = []

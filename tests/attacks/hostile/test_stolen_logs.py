@@ -79,7 +79,7 @@ def logs(
 
 
 def _tessera(agent: AgentProcess, command: str, *, fails: bool = False) -> None:
-    """Run a command of an agent's, with all that it prints in the agent's log."""
+    """Run an agent's command, and append its output to the agent's log."""
     mine = {
         "TESSERA_AGENT_TOKEN": agent.token,
         "TESSERA_AGENT_NAME": agent.name,

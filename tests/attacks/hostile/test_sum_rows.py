@@ -211,7 +211,7 @@ CASES = [
 
 @pytest.fixture(scope="module", autouse=True)
 def _sums(scene: Scene) -> None:
-    """Make the sums before anything is thrown at them."""
+    """Create the sums before the hostile inputs."""
     _SERVED[scene.served.url] = scene.served
     for step in (KEYS, SHARES, MASKED, CONFIRM, UNMASK):
         summed = _summed(scene.served.url, step)

@@ -19,7 +19,7 @@ MALFORMED = "malformed-request"
 
 
 def _sends(changes: dict[str, str | None]) -> Callable[[Scene], Any]:
-    """Upload what is good under header fields that are not; None leaves one out."""
+    """Upload a valid body with invalid header fields; None omits a field."""
 
     def send(scene: Scene) -> Any:
         body = scene.good()
@@ -39,7 +39,7 @@ def _without_digest(scene: Scene) -> Any:
 
 
 def _announced(size: int) -> Callable[[Scene], Answer]:
-    """Announce a body and send nothing of it."""
+    """Announce a body, and send none of it."""
 
     def send(scene: Scene) -> Answer:
         request = signed(scene.served, scene.silo, "PUT", scene.update, b"x", **media_type_headers(b"x"))

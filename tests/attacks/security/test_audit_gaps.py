@@ -85,7 +85,7 @@ def audit(served: Served, *arguments: str) -> tuple[int, str]:
 
 
 def rewrite(served: Served) -> None:
-    """Make another chain in the served.database, every link of it right."""
+    """Rewrite the audit log as another valid chain."""
     with served.database.write() as session:
         rows = session.execute(text("SELECT number, document FROM audit ORDER BY number")).all()
         previous: str | None = None

@@ -30,7 +30,7 @@ def score(silo: Silo, number: int, exact_match: float) -> tuple[int, str]:
 
 
 def count_events(rows: Rows, served: Served, federation_id: str) -> int:
-    """Count a federation's events when those that are under way are written."""
+    """Count a federation's events after pending ones are written."""
     time.sleep(1.2)
     ((count,),) = rows(
         served.database_url, f"SELECT count(*) FROM events WHERE federation_id = '{federation_id}'"

@@ -119,7 +119,7 @@ def test_a_slow_follower_receives_all_events(coordinator: Served, monkeypatch: p
 def crowded(
     serve: Callable[..., Served], fresh_database: Callable[[str], str]
 ) -> Iterator[tuple[Served, Silo]]:
-    """A server whose connections, but for the reserved ones, are held by one who says nothing."""
+    """A server whose unreserved connections are all held by a silent client."""
     served = serve(fresh_database("sqlite"), connections=MOST)
     silo = served.enrol(served.federation(), "a")
     for client in served._opened:

@@ -22,7 +22,7 @@ FEDERATION = "fed_01a20d44b8dca65dc64c5256"
 
 @pytest.fixture(autouse=True)
 def _umask() -> Iterator[None]:
-    """A machine as most are: whatever is not closed on purpose, others may read."""
+    """A permissive umask: other users may read files whose mode is not restricted."""
     before = os.umask(0o022)
     yield
     os.umask(before)

@@ -20,7 +20,7 @@ served = coordinator_fixture("sqlite", scope="module")
 
 
 def exchange(served: Served, text: str) -> str:
-    """Send a text as it is, and return what comes back until the connection is closed or quiet."""
+    """Send raw text; return the received bytes until the connection is closed or quiet."""
     host = httpx.URL(served.url).netloc.decode()
     received = b""
     with served.line(15) as line:

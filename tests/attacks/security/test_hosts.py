@@ -10,7 +10,7 @@ served = coordinator_fixture("sqlite", public_metrics=True)
 
 
 def raw(served: Served, head: str) -> bytes:
-    """Send a head as it is; return all that comes back."""
+    """Send a raw head; return all received bytes."""
     with served.line() as line:
         line.sendall(head.encode() + b"Connection: close\r\n\r\n")
         return line.makefile("rb").read()

@@ -46,7 +46,7 @@ def test_unit_sketches_do_not_reveal_a_peers_sketch(coordinator: Served) -> None
 
 
 def visible_scores(silo: Silo, number: int) -> list[Any]:
-    """Every place where a client reads of a round's scores."""
+    """Return all scores of a round that a client can read."""
     listed = silo.http.get(f"/v1/federations/{silo.federation_id}/rounds").json()["items"]
     shown = silo.http.get(url(silo, number)).json()
     return [shown["scores"], *(entry["scores"] for entry in listed if entry["round"] == number)]

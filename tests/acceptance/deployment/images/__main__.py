@@ -91,7 +91,7 @@ def main() -> int:
 
 
 def _missing(folder: Path) -> str:
-    """Say what the machine lacks, in words; empty if nothing."""
+    """Return the missing programs and rights of this machine as text; empty if none."""
     if os.geteuid() != 0:
         return "make images-check needs root: it makes root file systems, mounts and networks."
     packages = [package for tool, package in TOOLS.items() if shutil.which(tool) is None]

@@ -127,7 +127,7 @@ class Storage:
         return command
 
     def has(self, name: str) -> bool:
-        """Whether an image of this name is there."""
+        """Whether the storage has an image of this name."""
         images = json.loads(self.buildah("images", "--json") or "null") or []
         return any(f"{name.removesuffix(':latest')}" in (image.get("names") or []) for image in images)
 
@@ -138,7 +138,7 @@ class Storage:
         return Image(name, config, Path(self.buildah("mount", container).strip()))
 
     def make_bases(self) -> None:
-        """Make what the Dockerfile's and the composition's images of others are here: Debian's packages."""
+        """Build stand-ins for external images from Debian's packages."""
         if self.has(PYTHON_BASE):
             return
         base = self.folder / "base"

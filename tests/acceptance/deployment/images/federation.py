@@ -28,7 +28,7 @@ _FAILURES = (AssertionError, OSError, httpx.HTTPError, KeyError, ValueError, sub
 
 @dataclass
 class Outcome:
-    """What was found: a row for each container, and sentences that hold or fail."""
+    """The results: a row for each container, and statements that hold or fail."""
 
     containers: dict[str, dict[str, Any]] = field(default_factory=dict)
     checks: list[str] = field(default_factory=list)
@@ -48,7 +48,7 @@ class Outcome:
 
 
 class Failed(AssertionError):
-    """A container did not do what the next one waits for."""
+    """A container did not reach the state that the next container needs."""
 
 
 def run_the_composition(folder: Path, images: Mapping[str, Image]) -> Outcome:
@@ -99,7 +99,7 @@ def _start(machine: Machine, service: str, outcome: Outcome) -> None:
 
 
 def _await(machine: Machine, service: str, outcome: Outcome) -> None:
-    """Wait until a service is as those need it that depend on it: ended with status 0, or healthy."""
+    """Wait until a service has ended with status 0 or is healthy, as its dependants need it."""
     once = SERVICES[service].get("restart") == "no"
     for name in machine.replicas(service):
         container = machine.containers[name]
@@ -190,7 +190,7 @@ def _processes(container: Container) -> list[int]:
 
 
 def _client(machine: Machine) -> httpx.Client:
-    """Call Caddy as an operator on this machine does, whose port 443 leads to 8443 there."""
+    """Return a client that calls Caddy at port 8443, in place of port 443 of a real machine."""
     address = machine.addresses_of("caddy", "caddy")["outside"]
     trust = ssl.create_default_context(cafile=str(_authority(machine)))
     token = (machine.folder / "secrets/tessera_admin_token").read_text()

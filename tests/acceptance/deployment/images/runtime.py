@@ -312,7 +312,7 @@ class Container:
         return status, time.monotonic() - began
 
     def printed(self) -> str:
-        """What it printed."""
+        """Return the container's output."""
         return self.log.read_text(errors="replace")
 
     @property
