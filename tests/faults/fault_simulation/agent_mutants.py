@@ -35,20 +35,20 @@ def packs_are_contested(plan: Plan, rates: FaultRates) -> bool:
 
 @replaces(round_folder, "write_durably", _power_goes)
 def does_not_sync_its_journal(_: Any, path: Path, content: bytes) -> None:
-    """What was written is there, until the power goes."""
+    """A written file is lost if the power fails."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(content)
 
 
 @replaces(RoundFolder, "has", _replies_are_lost)
 def trains_again_for_a_retry(has: Any, folder: RoundFolder, name: str) -> bool:
-    """What was trained and not yet acknowledged is made anew."""
+    """An unacknowledged round is trained again."""
     return has(folder, name) and (name not in (TRAINED, UPDATE) or has(folder, RECEIPT))
 
 
 @replaces(membership, "write_durably", _keys_are_replaced)
 def sends_a_key_before_it_is_safe(write: Any, path: Path, content: bytes) -> None:
-    """The next key is there, until the power goes."""
+    """The next key is lost if the power fails."""
     if path.name == "next.key":
         path.write_bytes(content)
     else:

@@ -67,7 +67,7 @@ _SCORE = {"loss": Score(value=1.0, count=4)}
 
 @dataclass
 class SimulatedSilo:
-    """What stands for a model and its data."""
+    """A simulated silo: a stand-in for a model and its data."""
 
     index: int
     world: World
@@ -126,7 +126,7 @@ class SimulatedTrainer(Trainer):
 
 
 def trained_values(plan: Plan, number: int, index: int, attempt: int) -> NDArray[np.float32]:
-    """Make what an agent learns in a round: a 1 at a place of its own, and noise at the end."""
+    """Return the values that an agent trains in a round: a 1 at its own place, and noise at the end."""
     flat = np.zeros(plan.values, np.float32)
     flat[plan.place(number, index)] = 1.0
     noise = random.Random(f"{number} {index} {attempt}")
@@ -222,7 +222,7 @@ class Agent(Process):
 
     @property
     def client_name(self) -> str:
-        """What its token is bound to."""
+        """The client name of its enrolment token."""
         return f"c{self.index}"
 
     def _connect(self, key: Ed25519PrivateKey | None = None, server_key: str | None = None) -> CoordinatorApi:

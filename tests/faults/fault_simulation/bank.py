@@ -61,7 +61,7 @@ class BankSeen:
         return drawn is None or drawn.bank is None
 
     def look(self, connection: sqlite3.Connection, new_weights: list[Row]) -> None:
-        """See what a commit has changed of the bank."""
+        """Check the changes of a commit to the bank."""
         if self._is_absent:
             return
         rounds = {number: (sums, events) for number, sums, events in connection.execute(_ROUNDS)}
@@ -86,7 +86,7 @@ class BankSeen:
             self._look_at_weights(connection, row)
 
     def trained(self, agent: int, number: int, start: Any, choice: Choice) -> None:
-        """Note what an agent chooses, and compare the bank that it begins with with what its weights name."""
+        """Record an agent's choice, and compare its bank with the one that its weights name."""
         self._choices[agent, number].append(choice)
         client = {index: client_id for client_id, index in self._world.index_of_clients().items()}[agent]
         row = self._world.oracle.ledger.given.to(client, number)
@@ -136,7 +136,7 @@ class BankSeen:
         experts: dict[int, tuple[Any, ...]],
         revisions: dict[tuple[Any, ...], tuple[Any, ...]],
     ) -> None:
-        """Check what a round has made of the bank, in the commit that publishes it."""
+        """Check the bank after a round, in the commit that publishes it."""
         sums, events = json.loads(written_sums), json.loads(written_events)
         if number not in self._world.oracle.ledger.counted:
             self._violated("I29", f"round {number} changed the bank and is not published")

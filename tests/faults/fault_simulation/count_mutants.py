@@ -38,7 +38,7 @@ def _groups_starve(plan: Plan, rates: FaultRates) -> bool:
 @mutant(_groups_starve)
 @contextmanager
 def forgets_lost_members_in_the_manifest() -> Iterator[None]:
-    """Both sides take a group's members for present, whoever was lost since they were counted."""
+    """Both sides count members that dropped out after the counts as present."""
 
     def careless(members: Mapping[str, int], counted: int, _: int, k_min: int) -> frozenset[str]:
         return manifest(members, counted, 0, k_min)
@@ -60,7 +60,7 @@ def forgets_lost_members_in_the_manifest() -> Iterator[None]:
 @mutant(_groups_starve)
 @contextmanager
 def unmasks_groups_that_lost_members() -> Iterator[None]:
-    """Groups are right when a session opens, and nobody looks at them again."""
+    """Groups are checked only when a session opens."""
     with (
         patch.object(expectation, "starved_groups", lambda *_: []),
         patch.object(counts, "starved_groups", lambda *_: []),

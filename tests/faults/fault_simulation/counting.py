@@ -87,11 +87,11 @@ class CountsSeen:
         self._world.count("counts taken")
 
     def outcome(self, number: int) -> SumCounts:
-        """Return what was counted in a round that was summed."""
+        """Return the outcome of the counts of a summed round."""
         return self._outcomes[number]
 
     def opened(self, row: Summed) -> None:
-        """Check what a new session may be after what was counted."""
+        """Check a new session against the counts of its round."""
         drawn, terms, counts = self._world.plan.summed, row.terms, self._outcomes.get(row.round)
         name = f"session {row.number} of round {row.round}"
         if drawn is None or not drawn.counts:

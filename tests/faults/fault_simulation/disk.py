@@ -31,14 +31,14 @@ class Disks:
         self._unsettled: dict[str, list[_Renamed]] = {}  # in folders, since each was last synced
 
     def clear(self) -> None:
-        """Begin anew."""
+        """Delete all folders."""
         shutil.rmtree(self.folder, ignore_errors=True)
         self.folder.mkdir(parents=True)
         self._synced.clear()
         self._unsettled.clear()
 
     def lose_power(self, folder: Path) -> list[str]:
-        """Take away what a sudden loss of power may: bytes and names that were never synced."""
+        """Remove unsynced bytes and names, as a power failure may."""
         lost = []
         for parent in [str(folder), *(str(path) for path in sorted(folder.rglob("*")) if path.is_dir())]:
             for renamed in reversed(self._unsettled.pop(parent, [])):
@@ -66,7 +66,7 @@ class Disks:
 
     @contextmanager
     def taken(self) -> Iterator[None]:
-        """Watch what is synced and renamed."""
+        """Record synced and renamed files until the block ends."""
         replace = os.replace
 
         def fsync(handle: int) -> None:

@@ -51,11 +51,11 @@ class Injected:
         return {name: nn.Parameter(torch.zeros(shape)) for name, shape in self.layout.items()}
 
     def shared(self, start: State) -> State:
-        """Return what all clients of a round begin with."""
+        """Return the start state that all clients of a round share."""
         return start
 
     def trained(self, world: World, place: tuple[int, int, int], start: State, change: State) -> State:
-        """Return the adapter after the training of (agent, round, attempt), which learnt something."""
+        """Return the adapter after a training of (agent, round, attempt) with this change."""
         return change
 
 

@@ -72,7 +72,7 @@ class SumDrawn:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a schedule is about."""
+    """The plan of a schedule: sizes, recipes and actors."""
 
     replicas: int
     agents: int
@@ -103,12 +103,12 @@ class Plan:
 
     @property
     def is_exact(self) -> bool:
-        """Whether updates arrive as they were made."""
+        """Whether updates arrive without rounding."""
         return self.recipe == "dense"
 
     @property
     def values(self) -> int:
-        """How many values an update has."""
+        """The number of values of an update."""
         return self.rank * self.rank + self.rank
 
     def place(self, number: int, agent: int) -> int:
@@ -118,7 +118,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class FaultRates:
-    """How often what goes wrong, as chances per occasion, until `until`.
+    """The chances of faults per occasion, until `until`.
 
     `sum_crash` and `sum_late` are for a message of a sum, whenever it is sent: sums take a few seconds at the
     end of a round. They happen to an agent FEW_IN_SUMS times in all.
@@ -144,12 +144,12 @@ class FaultRates:
 
     @property
     def is_prompt(self) -> bool:
-        """Whether replicas that live are never late."""
+        """Whether running replicas are never delayed."""
         return self.replica_stall == 0 and self.slow == 0
 
 
 def plan_of(seed: int) -> Plan:
-    """Draw what a schedule is about."""
+    """Draw the plan of a schedule."""
     dice, wires, packs, past = (
         random.Random(f"{stream} {seed}") for stream in ("plan", "wire", "packs", "past")
     )
@@ -262,7 +262,7 @@ def _asked_for(recipe: RecipeName, dice: random.Random) -> WeightsRecipeName:
 
 
 def fault_rates_of(seed: int, plan: Plan) -> FaultRates:
-    """Draw what goes wrong: in every schedule some things often, and some never."""
+    """Draw the rates of faults: in every schedule some are frequent, and some are 0."""
     # Recorded seeds repeat their schedules as long as these words stay.
     dice = random.Random(f"weather {seed}")
     until = dice.uniform(20.0, 80.0)

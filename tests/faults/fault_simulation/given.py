@@ -21,7 +21,7 @@ _NEW = f"{ROWS} WHERE id > ? ORDER BY id"
 
 
 class GivenWeights:
-    """All rows of weights, by id, and what they hold."""
+    """All rows of weights by id, with their content."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -31,7 +31,7 @@ class GivenWeights:
         self._of: dict[str, dict[int, int]] = defaultdict(dict)  # by client and round: the row's id
 
     def look(self, connection: sqlite3.Connection) -> list[Row]:
-        """Note what was given since the last look."""
+        """Record the weights that were given since the last call."""
         rows = connection.execute(_NEW, (self._last,)).fetchall()
         for row in rows:
             self._last, client, number = row[:3]
@@ -45,13 +45,13 @@ class GivenWeights:
         return {client: set(rounds) for client, rounds in self._of.items()}
 
     def published(self, number: int) -> NDArray[np.float32] | None:
-        """Return what was given first for the start of a round; None = nothing was."""
+        """Return the weights that were given first for the start of a round; None if there are none."""
         rows = (row for row, row_values in self.rows.items() if row_values[2] == number)
         first = min(rows, default=None)
         return self.values[first] if first is not None else None
 
     def to(self, client: str, number: int) -> int | None:
-        """Name the row of what a client starts round `number` from; None = it was given nothing so far."""
+        """Return the row of the weights with which a client starts round `number`; None if there are none."""
         of_client = self._of.get(client, {})
         newest = max((known_round for known_round in of_client if known_round <= number), default=None)
         return of_client[newest] if newest is not None else None

@@ -24,7 +24,7 @@ _QUANTA = 6.0
 
 
 def counted(world: World, number: int) -> frozenset[str]:
-    """Return the clients whose inputs a published round has to count: those of its total."""
+    """Return the clients whose inputs a published round must count: those of its total."""
     if number not in world.oracle.sums.counted:
         world.violated("I21", f"round {number} was published without a total")
     return world.oracle.sums.counted.get(number, frozenset())
@@ -33,7 +33,7 @@ def counted(world: World, number: int) -> frozenset[str]:
 def check_receivers(
     world: World, connection: sqlite3.Connection, number: int, given: list[tuple[Any, ...]]
 ) -> None:
-    """Check what a summed round gave to whom."""
+    """Check the weights that a summed round gave to each client."""
     receivers = {row[1] for row in given if row[2] == number + 1}
     enrolled = {client for (client,) in connection.execute("SELECT id FROM clients WHERE state = 'enrolled'")}
     everyone = {client for (client,) in connection.execute("SELECT id FROM clients")}
@@ -53,7 +53,7 @@ def check_receivers(
 
 
 def check_joined(world: World, receivers: list[tuple[Any, ...]]) -> None:
-    """Check what clients got when they joined: zeros, or the model after the last published round."""
+    """Check the weights at joins: zeros, or the model after the last published round."""
     last = max(world.oracle.ledger.counted, default=0)
     expected = _after(world, last)
     published = world.oracle.ledger.given.published(last + 1)

@@ -44,7 +44,7 @@ def _deadlines_are_contested(plan: Plan, rates: FaultRates) -> bool:
 @mutant(_deadlines_are_contested)
 @contextmanager
 def moves_rounds_without_comparing() -> Iterator[None]:
-    """Steps that were due when somebody looked are taken later, on rounds that have moved on meanwhile."""
+    """Due steps are executed later, on rounds that may have changed since the check."""
 
     def transition(session: Any, row: Any, to: Any, **changes: Any) -> None:
         values = {"state": to, "version": row.version + 1, **changes}
@@ -62,7 +62,7 @@ def moves_rounds_without_comparing() -> Iterator[None]:
 
 @contextmanager
 def drives_on_what_it_saw() -> Iterator[None]:
-    """Only that: where transitions compare and set, it does no harm."""
+    """Remove the check alone; transitions that compare and set are still safe."""
 
     def drive(database: Any, tracer: Any = None) -> bool:
         with database.read() as session:

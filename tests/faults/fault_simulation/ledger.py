@@ -64,20 +64,20 @@ class Ledger:
         self._seen: list[tuple[Any, ...]] = []
 
     def open(self, connection: sqlite3.Connection) -> None:
-        """Begin to look."""
+        """Open the connection to the database."""
         self.connection = connection
 
     def close(self) -> None:
-        """Look no more."""
+        """Close the connection to the database."""
         self.connection.close()
 
     @property
     def newest_round(self) -> int:
-        """The number of the last round; 0 = none."""
+        """The number of the last round; 0 if there is none."""
         return max((row.number for row in self.rounds.values()), default=0)
 
     def holds_lease(self, actor: str) -> bool:
-        """Whether somebody aggregates a round now."""
+        """Whether a replica aggregates a round now."""
         return self._world.oracle.sums.holds_lease(actor) or any(
             row.state == "aggregating" and self._owners.get(row.lease_token or "") == actor
             for row in self.rounds.values()
@@ -94,7 +94,7 @@ class Ledger:
         return bool(self.connection.execute("SELECT 1 FROM federations WHERE state = 'paused'").fetchall())
 
     def awaits(self, client: str) -> int | None:
-        """Which round could a client take part in now, and has not delivered for?"""
+        """Return the round that a client can take part in and has not delivered for, or None."""
         number = self.newest_round
         is_open = self.rounds and max(self.rounds.items())[1].state in ("open", "collecting")
         delivered = "SELECT 1 FROM updates WHERE client_id = ? AND round_number = ?" + (
@@ -107,12 +107,12 @@ class Ledger:
         return None if self.connection.execute(delivered, (client, number) * 2).fetchone() else number
 
     def had_joined(self, client: str, number: int, moment: float) -> bool:
-        """Whether a client takes part in a round that was there at a moment."""
+        """Whether a client takes part in a round that existed at a moment."""
         parts = [(row.id, client) for row in self.rounds.values() if row.number == number]
         return number in self.opened and self.opened[number] < moment and any(p in self._parts for p in parts)
 
     def client_of(self, key: str) -> str | None:
-        """Whose key is this?"""
+        """Return the client of a key; None if it is unknown."""
         if key not in self._keys:
             self._keys.update(
                 self.connection.execute("SELECT public_key, client_id FROM client_keys").fetchall()
@@ -126,7 +126,7 @@ class Ledger:
         return row is not None and self.is_past(row[0])
 
     def look(self, actor: str) -> None:
-        """See what a commit of `actor` has changed."""
+        """Check the changes of a commit of `actor`."""
         self.connection.execute("BEGIN")  # one look at the file, not one for every question
         try:
             self._look(actor)
@@ -245,14 +245,14 @@ class Ledger:
             self._violated("no round is lost", f"round {row.number} was abandoned: {row.reason}")
 
     def _has_paused(self, row: Round) -> None:
-        """I26: a federation whose round could not be summed pauses, so that nobody trains for nothing."""
+        """I26: a federation whose round could not be summed pauses, so that clients do not train in vain."""
         self._world.count(f"rounds abandoned: {row.reason}")
         running = self.connection.execute("SELECT 1 FROM federations WHERE state = 'running'").fetchone()
         if row.reason == "secure-sum-failed" and running:
             self._violated("I26", f"round {row.number} could not be summed, and the federation goes on")
 
     def _heads(self, row: Round) -> tuple[int, int]:
-        """How many are still expected to deliver, and how many have delivered or can be summed?"""
+        """Return the number of expected clients, and of those that have delivered or can be summed."""
         expected = self.connection.execute(
             "SELECT count(*) FROM participations p JOIN clients c ON c.id = p.client_id"
             " WHERE p.round_id = ? AND c.state = 'enrolled' AND p.ready_at IS NULL AND p.is_waited_for"
@@ -291,10 +291,10 @@ class Ledger:
             self._violated("I12", f"round {row.number} was {before.state} for {took:.0f} s")
 
     def is_past(self, moment: str | None) -> bool:
-        """Whether the database's clock shows a moment that it has written, or a later one."""
+        """Whether the database's clock has reached a moment."""
         return moment is not None and self.seconds_since(moment) >= -0.001
 
     def seconds_since(self, moment: str) -> float:
-        """How long ago a moment was by the database's clock."""
+        """Return the seconds since a moment by the database's clock."""
         seconds = datetime.fromisoformat(moment).replace(tzinfo=UTC).timestamp()
         return self._world.database_time() - seconds

@@ -44,7 +44,7 @@ _SIGNED = {SIGNATURE: Slot((None,), frozenset({"F32"}), optional=True)}
 
 @dataclass(frozen=True)
 class Body:
-    """An update as it was sent: its values, (values,), and the recipe they are written in; None = plainly."""
+    """An update as sent: its values, (values,), and its recipe; None means plain float32."""
 
     values: Values
     recipe: SentRecipe | None
@@ -73,18 +73,18 @@ def read_body(body: bytes, rank: int) -> Body:
 
 
 def pack_of(body: bytes, rank: int) -> str | None:
-    """Under which alignment pack does an update say that it was learnt?"""
+    """Return the digest of the alignment pack that an update names; None if it names none."""
     with unpacked(body, rank) as envelope:
         return envelope.manifest(UpdateManifest).pack
 
 
 def flat(tensors: dict[str, Values]) -> Values:
-    """Put tensors behind each other in the order of the layout."""
+    """Concatenate tensors in the order of the layout."""
     return np.concatenate([tensors[name].reshape(-1) for name in sorted(tensors)])
 
 
 class Meaning:
-    """Follows each client's updates from what it learnt to what the service keeps."""
+    """Tracks each client's updates from the trained values to the stored values."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -98,7 +98,7 @@ class Meaning:
         self._lost: dict[tuple[int, int], Values] = {}  # by agent and round: what its coded update left out
 
     def record_training(self, agent: int, number: int, values: Values, start: Values) -> None:
-        """Note what an agent learns, and look from what it began."""
+        """Record the trained values of an agent, and check the weights from which it started."""
         self._learnt.setdefault((agent, number), []).append(values)
         self._starts.setdefault((agent, number), []).append(start)
         client = self._client(agent)
@@ -126,12 +126,12 @@ class Meaning:
         return step * max(moved, default=0.0)
 
     def attempts(self, agent: int, number: int) -> list[tuple[Values, Values]]:
-        """Return what an agent learnt in a round, and from what it began: every attempt."""
+        """Return trained values and start weights of all attempts of an agent in a round."""
         place = (agent, number)
         return list(zip(self._learnt.get(place, []), self._starts.get(place, []), strict=True))
 
     def sent(self, agent: int, number: int, body: bytes) -> None:
-        """See what an agent sends for the first time: what the recipe leaves of what it learnt and lost."""
+        """Check a new update of an agent: its values encode the trained values and the residual."""
         update = read_body(body, self._world.plan.rank)
         if update.recipe is None or not self._recipe.feeds_back:
             return
@@ -152,7 +152,7 @@ class Meaning:
         self._world.violated("I15", f"agent {agent} sent something else in round {number} than it had to")
 
     def accepted(self, client: str, number: int, digest: str, state: list[int]) -> None:
-        """Compare what the service keeps of an update that it has just accepted with what its bytes mean."""
+        """Compare the stored state of an accepted update with the meaning of its bytes."""
         content = self._world.oracle.body(digest)
         body = read_body(content, self._world.plan.rank)
         self._accepted_packs[client, number] = pack_of(content, self._world.plan.rank)

@@ -40,7 +40,7 @@ def _power_goes(plan: Plan, rates: FaultRates) -> bool:
 
 @replaces(Member, "unmask", masked)
 def sends_both_shares_of_a_member(unmask: Any, *args: Any) -> UnmaskStep:
-    """Whoever has a member's two shares of everybody can open every input."""
+    """A holder of both shares of all members can open every input."""
     step = unmask(*args)
     others = [
         UnmaskShare(position=share.position, of="s" if share.of == "b" else "b", share=share.share)
@@ -80,7 +80,7 @@ def rounds_its_input_again_for_a_retry() -> Iterator[None]:
 @mutant(_power_goes)
 @contextmanager
 def does_not_sync_its_journal_of_sums() -> Iterator[None]:
-    """What was sent is in the journal, until the power goes."""
+    """The journal has the sent message, unless the power fails."""
 
     def write(path: Path, content: bytes) -> None:
         make_folder(path.parent)
@@ -96,7 +96,7 @@ def does_not_sync_its_journal_of_sums() -> Iterator[None]:
 
 @replaces(Member, "unmask", lied_to)
 def unmasks_what_nobody_confirmed(_: Any, __: Member, ___: Any, shared: Any, summed: Any) -> UnmaskStep:
-    """A member reveals its shares whoever has confirmed which sets."""
+    """A member reveals its shares without checking the confirmed sets."""
     held = {"b": shared.seed_shares, "s": shared.mask_shares}
     kinds = {peer: "b" if peer in summed else "s" for peer in sorted(shared.commitments)}
     shares = [{"position": peer, "of": of, "share": encode(held[of][peer])} for peer, of in kinds.items()]

@@ -86,7 +86,7 @@ def publishes_in_two_transactions(publish: Any, closed: Any, new: Any) -> None:
 
 @replaces(garbage_collection, "collect")
 def collects_what_is_served(_: Any, database: Any, **__: Any) -> int:
-    """A row that is referred to cannot be deleted; its bytes can."""
+    """The bytes of a referenced row are deleted."""
     with database.write() as session:
         referenced = select(UpdateRow.payload_id).union(select(UpdateRow.state_payload_id))
         session.execute(delete(ChunkRow).where(ChunkRow.payload_id.not_in(referenced)))
@@ -146,19 +146,19 @@ def serves_weights_of_others() -> Iterator[None]:
 def thins_out_a_round_too_many(
     thin_out: Any, session: Any, federation_id: str, keep_rounds: int, most: int
 ) -> int:
-    """The last round that should keep its tensors is taken for old."""
+    """The oldest round that should keep its tensors is pruned."""
     return int(thin_out(session, federation_id, keep_rounds - 1, most))
 
 
 @replaces(retention, "_old_updates", _rounds_are_missed)
 def forgets_what_an_open_round_may_need(old: Any, federation_id: str, oldest_kept: int, _: int) -> Any:
-    """An update is superseded once its client delivers another, whether that comes to count."""
+    """An update is deleted once its client delivers another, even if that one is not counted."""
     return old(federation_id, oldest_kept, _LATER)
 
 
 @replaces(retention, "_old_weights", _rounds_are_thinned_out)
 def never_forgets_weights(old: Any, federation_id: str, _: int) -> Any:
-    """Updates go; weights, of which there are as many, stay."""
+    """Pruning deletes updates only, and leaves the weights."""
     return old(federation_id, 0)
 
 

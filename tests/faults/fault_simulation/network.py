@@ -36,7 +36,7 @@ class Body(httpx.SyncByteStream):
 
 @dataclass(frozen=True)
 class Sent:
-    """A request as it left: its client may sign it anew while it is on its way, or doubled."""
+    """A request as sent; its client may sign it again while it is in transit, or sent twice."""
 
     method: str
     target: str
@@ -45,7 +45,7 @@ class Sent:
 
 
 class Exchange:
-    """One request on its way, and what became of it."""
+    """A request in transit, and its result."""
 
     def __init__(self, flag: Flag) -> None:
         self.over = flag
@@ -53,7 +53,7 @@ class Exchange:
 
 
 class Network(httpx.BaseTransport):
-    """One agent's way to all replicas, through a load balancer that does not know who is well."""
+    """An agent's connection to all replicas, through a load balancer without health checks."""
 
     def __init__(self, world: World, number: int, *, calm: bool = False) -> None:
         self._world = world
@@ -101,7 +101,7 @@ class Network(httpx.BaseTransport):
         return self._response(exchange, dice.random() < rates.cut if rates else False)
 
     def _held_up(self) -> float:
-        """Draw for how long a message of a sum is held up: sometimes until its phase is over."""
+        """Draw the delay of a message of a sum, sometimes until after its phase."""
         world, drawn = self._world, self._world.plan.summed
         if drawn is None or not world.is_due_in_sum("is late", self._number, world.rates.sum_late):
             return 0.0

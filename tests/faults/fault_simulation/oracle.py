@@ -86,25 +86,25 @@ class Oracle:
         self._over: set[str] = set()  # keys that were replaced without overlap
 
     def open(self) -> None:
-        """Begin to look."""
+        """Open all watches of a schedule."""
         self.ledger.open(observer())
 
     def close(self) -> None:
-        """Look no more."""
+        """Close all watches of a schedule."""
         self.ledger.close()
 
     @property
     def revoked(self) -> set[str]:
-        """Who was shut out."""
+        """The revoked clients."""
         return self.ledger.revoked
 
     @property
     def newest_round(self) -> int:
-        """In which round the federation is."""
+        """The number of the federation's newest round."""
         return self.ledger.newest_round
 
     def look(self, actor: str) -> None:
-        """See what `actor` committed."""
+        """Check a commit of `actor`."""
         self.ledger.look(actor)
 
     def received(self, sent: Sent) -> ReceivedRequest:
@@ -130,7 +130,7 @@ class Oracle:
         return request
 
     def sent(self, agent: int, sent: Sent) -> None:
-        """Note an update or a pack as it leaves its agent, whether it arrives or not."""
+        """Record a sent update or pack, whether it arrives or not."""
         self.packs.sent(agent, sent.method, sent.target, sent.body)
         self.sums_sent.sent(agent, sent)
         match = _ROUND.search(sent.target)
@@ -215,7 +215,7 @@ class Oracle:
             self._world.violated("I5", "two keys became members with one token")
 
     def _check_wakeup(self, client: str, request: ReceivedRequest) -> None:
-        """I17: who waits for a round hears of it soon, whichever replica opened it."""
+        """I17: a client that waits for a round learns of it soon, whichever replica opened it."""
         number = self.ledger.awaits(client)
         if not self._world.rates.is_prompt or self._world.plan.pause or number is None:
             return
@@ -259,7 +259,7 @@ class Oracle:
         return self._updates[digest] if digest is not None and is_last else None
 
     def settle(self, *, is_over: bool) -> None:
-        """Check what must be true when no fault is left."""
+        """Check the invariants of the settled state."""
         world = self._world
         if not is_over:
             waiting = sorted({agent.name.partition(".")[0] for agent in world.agents} - world.done)
@@ -280,7 +280,7 @@ class Oracle:
 
 
 def _owner(body: bytes) -> str | None:
-    """Whose weights are these? Coded ones are compressed, and small."""
+    """Return the client of weights; coded weights are compressed, and small."""
     head = zstandard.ZstdDecompressor().decompressobj().decompress(body) if is_frame(body) else body[:4096]
     owner = _OWNER.search(head)
     return owner.group(1).decode() if owner is not None else None

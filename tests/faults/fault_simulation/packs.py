@@ -60,7 +60,7 @@ def is_delivery(method: str, target: str) -> bool:
 
 
 def build_pack(plan: Plan, federation: str, base_model: str, name: str, of_pivot: Pack | None = None) -> Pack:
-    """Make a pack as nobody else makes it; the pivot's own is the one that others are made to fit."""
+    """Return a pack that differs from all others; other packs are fitted to the pivot's."""
     noise = np.array([random.Random(name).gauss(0.0, 1.0) for _ in range(plan.rank)], np.float32)
     tensors: dict[str, Any] = {f"{_MODULE}.A": noise[:, None], f"{_MODULE}.B": noise[None, :]}
     if of_pivot is None:
@@ -86,7 +86,7 @@ class BaseModel:
     index: int
 
     def build(self, federation: str, of_pivot: Pack | None = None) -> Pack:
-        """Make a pack in so much time that a faster agent may be before us."""
+        """Build a pack so slowly that another agent may store one first."""
         scheduler = self.world.scheduler
         scheduler.sleep(scheduler.dice.uniform(0.5, 5.0))
         self.world.count("packs made")
@@ -128,7 +128,7 @@ class Packs:
         self._ended = 0
 
     def look(self, connection: sqlite3.Connection) -> None:
-        """See which packs a commit has stored."""
+        """Check the packs that a commit has stored."""
         if not self._world.plan.aligned:
             return
         rows = connection.execute(_STORED).fetchall()
@@ -153,7 +153,7 @@ class Packs:
             self._violated("packs were made on something else than each other")
 
     def _gone(self, connection: sqlite3.Connection, base_model: str) -> None:
-        """See whether a pack that is not there any more ended by somebody's order."""
+        """Check that a missing pack was deleted by an order."""
         stored = self._stored[base_model]
         if stored[-1] == _NONE:
             return
@@ -167,7 +167,7 @@ class Packs:
         stored.append(_NONE)
 
     def sent(self, agent: int, method: str, target: str, body: bytes) -> None:
-        """Note a pack as it leaves its agent: after a restart it is the one that was made before."""
+        """Record a sent pack, and check that it is the same after a restart."""
         match = _PATH.search(target)
         if method != "PUT" or match is None or agent >= self._world.plan.agents:
             return
@@ -200,7 +200,7 @@ class Packs:
                 self._violated(f"another pack of {base_model} was served than is stored")
 
     def accepted(self, connection: sqlite3.Connection, client: str, number: int, body: bytes) -> None:
-        """Check that an update that was just accepted was learnt under the pack that is stored."""
+        """Check that an accepted update names the stored pack."""
         if not self._world.plan.aligned:
             return
         query = "SELECT base_model FROM clients WHERE id = ?"

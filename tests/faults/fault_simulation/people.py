@@ -107,7 +107,7 @@ class Operator(Process):
         self._ask("PUT", f"/v1/federations/{self.federation}/alignments/{PIVOT}", body=pack.to_body())
 
     def notice(self, client: str) -> None:
-        """Receive the client whose request has just reached a replica."""
+        """Record the client whose request has just reached a replica."""
         self._last_client = client
         self._was_notified.set()
 
@@ -124,7 +124,7 @@ class Operator(Process):
             self._ask("DELETE", f"/v1/federations/{self.federation}/clients/{client}")
 
     def _rotate_a_members_key(self) -> None:
-        """Have somebody stop its agent, replace the key, and start it again."""
+        """Stop a member's agent, replace its key, and start it again."""
         world = self._world
         members = [agent for agent in world.agents if agent.alive and agent.client and not agent.thief]
         if members:
@@ -146,7 +146,7 @@ class Operator(Process):
                 self._ask("POST", f"/v1/federations/{self.federation}/start")
 
     def _start_if_paused_late(self) -> None:
-        """See whether a replica that stood still has carried a pause out after the start that followed it."""
+        """Start the federation again if a delayed replica has paused it after a later start."""
         world = self._world
         while world.scheduler.now < world.faults_ended_at + LEASE_SECONDS:
             world.scheduler.sleep(LEASE_SECONDS)
@@ -157,7 +157,7 @@ class Operator(Process):
 
 
 class _KeyHolder(Process):
-    """Somebody who has an agent's key, beside the agent."""
+    """An actor that has an agent's key, beside the agent."""
 
     def __init__(self, world: World, name: str, index: int) -> None:
         super().__init__(name)
@@ -165,9 +165,9 @@ class _KeyHolder(Process):
         self.index = index
 
     def repeat(self, work: Callable[[Agent], None], *, for_good: bool = False) -> None:
-        """Do something again and again as long as there is a storm, or for good."""
+        """Repeat an action while there are faults, or until the end."""
         scheduler = self.world.scheduler
-        while for_good or self.world.storm_begins is None or self.world.has_faults:
+        while for_good or self.world.faults_begin_at is None or self.world.has_faults:
             scheduler.sleep(scheduler.dice.uniform(1.0, 3.0 if for_good else 10.0))
             agent = self.world.agents[self.index] if len(self.world.agents) > self.index else None
             if agent is None or agent.api is None or agent.client is None:
@@ -217,7 +217,7 @@ class EquivocatingMember(_KeyHolder):
 
 
 class CuriousMember(_KeyHolder):
-    """Asks for what is another's."""
+    """Requests data of other clients."""
 
     def __init__(self, world: World) -> None:
         super().__init__(world, "curious", 1)
@@ -243,7 +243,7 @@ class CuriousMember(_KeyHolder):
 
 
 class Historian(_KeyHolder):
-    """Asks with each agent's key for what it had in rounds gone by, and delivers again what it did then."""
+    """Requests data of past rounds with each agent's key, and repeats past updates."""
 
     def __init__(self, world: World) -> None:
         super().__init__(world, "historian", 0)

@@ -30,7 +30,7 @@ omits("begins steps without its ledger", Ledger, "begin_step", _trains_privately
 
 @replaces(ledger, "write_durably", _power_goes)
 def does_not_sync_its_ledger(_: Any, path: Path, content: bytes) -> None:
-    """What was spent is there, until the power goes."""
+    """The ledger entry is lost if the power fails."""
     path.write_bytes(content)
 
 

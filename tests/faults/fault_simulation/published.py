@@ -41,7 +41,7 @@ def check_round(world: World, connection: sqlite3.Connection, round_id: int, num
 def check_receivers(
     world: World, connection: sqlite3.Connection, number: int, given: list[tuple[Any, ...]]
 ) -> None:
-    """Check what a round gave to whom: the mean of its updates, and nothing else."""
+    """Check the weights that a round gave: the mean of its updates, and nothing else."""
     if world.plan.summed is not None:
         joint.check_receivers(world, connection, number, given)
         return
@@ -72,7 +72,7 @@ def check_receivers(
 
 
 def check_joined(world: World, receivers: list[tuple[Any, ...]]) -> None:
-    """Check what clients got when they joined: zeros, or the mean of the last published round's updates."""
+    """Check the weights at joins: zeros, or the mean of the last published round's updates."""
     if world.plan.summed is not None:
         joint.check_joined(world, receivers)
         return

@@ -26,11 +26,11 @@ def rounds_end_early(plan: Plan, rates: FaultRates) -> bool:
 
 
 class _Undo(Exception):
-    """What was done is not kept."""
+    """Raised to roll back a transaction."""
 
 
 class _Rehearsal:
-    """A database in which nothing that is written stays."""
+    """A database whose transactions are rolled back."""
 
     def __init__(self, database: Any) -> None:
         self._database = database
@@ -49,7 +49,7 @@ class _Rehearsal:
 def answers_before_the_commit(
     deliver: Any, database: Any, expected: ExpectedUpdate, body: ReceivedBody, _: GroupCommit
 ) -> CommitResult:
-    """The receipt leaves, and soon after the update is kept, if the replica lives that long."""
+    """The receipt is sent before the update is committed."""
     body.file.seek(0)
     content = body.file.read()
     alone = GroupCommit(max_leaders=1, max_batch=1)
@@ -71,7 +71,7 @@ def answers_before_the_commit(
 def acknowledges_other_bytes(
     deliver: Any, database: Any, expected: ExpectedUpdate, body: ReceivedBody, group_commit: GroupCommit
 ) -> CommitResult:
-    """Whoever delivers a second time is told that it is well."""
+    """A second update of a round is acknowledged, whatever its bytes."""
     try:
         result: CommitResult = deliver(database, expected, body, group_commit)
     except UploadConflict:
@@ -103,7 +103,7 @@ def takes_updates_after_closing_began() -> Iterator[None]:
 def keeps_only_the_first_of_several(
     _: Any, database: Any, updates: Sequence[ValidatedUpdate]
 ) -> list[CommitResult]:
-    """Of updates that are kept together one is written, and all get receipts."""
+    """One update of a group commit is stored, and all get receipts."""
     (kept,) = commit.commit_updates(database, updates[:1])
     others = [
         kept.receipt.model_copy(

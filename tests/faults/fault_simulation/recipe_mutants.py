@@ -61,14 +61,14 @@ def _stored(folder: RoundFolder, layout: Layout) -> Any:
 
 @replaces(encode_update, "_with_residual", _packing_is_cut_short)
 def makes_up_for_its_own_error(with_residual: Any, inputs: UpdateInputs, delta: Any, layout: Any) -> Any:
-    """Who is killed after it kept what it lost, and packs again, takes that for the round's before."""
+    """After a kill, an agent takes the residual of this round for that of the round before."""
     summed, folder = with_residual(inputs, delta, layout), inputs.folder
     return encode_update._sum(summed, _stored(folder, layout)) if folder.has(RESIDUAL) else summed
 
 
 @replaces(encode_update, "_with_residual", _errors_are_carried)
 def counts_errors_twice(with_residual: Any, inputs: UpdateInputs, delta: Any, layout: Any) -> Any:
-    """What was lost is added to what travels, and added once more."""
+    """The residual is added twice."""
     summed = with_residual(inputs, delta, layout)
     return encode_update._sum(summed, encode_update._difference(summed, delta))
 
@@ -86,7 +86,7 @@ def makes_up_for_what_came_to_nothing(
 
 @replaces(RoundFolder, "write", _errors_are_lost)
 def does_not_sync_what_it_lost(write: Any, folder: RoundFolder, name: str, content: bytes) -> None:
-    """What an update lost is there, until the power goes."""
+    """The residual is lost if the power fails."""
     if name == RESIDUAL:
         (folder.path / name).write_bytes(content)
     else:
@@ -113,7 +113,7 @@ def decodes_against_another_round(newest: Any, session: Any, client_id: str, num
 
 @replaces(long_poll.LongPolls, "_compare", _replicas_are_prompt)
 async def wakes_nobody(_: Any, polls: Any) -> None:
-    """Who waits for a round is told when its time is over."""
+    """Long polls are not woken, and end at their time limit."""
 
 
 # Whoever delivers last has its pack kept.
@@ -122,5 +122,5 @@ omits("replaces packs that are in use", packs, "require_replaceable", packs_are_
 
 @replaces(validation, "check_address", _liars_name_packs)
 def counts_what_was_learnt_under_any_pack(check: Any, manifest: Any, expected: Any, **facts: Any) -> None:
-    """What an update says of its pack is not compared with the pack that is stored."""
+    """The pack that an update names is not compared with the stored pack."""
     check(manifest, replace(expected, pack=manifest.pack), **facts)

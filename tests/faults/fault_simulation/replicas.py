@@ -47,7 +47,7 @@ _CROWDED, _CROWD_SECONDS = 0.25, 4.0  # how often who keeps updates is slow, and
 
 @dataclass
 class Answer:
-    """What the application sent back."""
+    """The application's response."""
 
     status: int = 0
     headers: list[tuple[bytes, bytes]] = field(default_factory=list)
@@ -55,7 +55,7 @@ class Answer:
 
     @property
     def is_half(self) -> bool:
-        """Whether the reply ended before its end, so that a server could only cut the connection."""
+        """Whether the response is incomplete, so that a server would close the connection."""
         promised = next((int(value) for name, value in self.headers if name.lower() == b"content-length"), 0)
         return len(self.body) < promised  # nobody here asks with HEAD
 
@@ -82,7 +82,7 @@ def _application(number: int) -> FastAPI:
 
 
 class _OpenLocks:
-    """Stands where one upload of a client waits for another: the database alone must cope."""
+    """Stand-in for the locks of uploads, which never blocks: the database alone must serialise them."""
 
     @asynccontextmanager
     async def hold(self, _: object) -> AsyncIterator[None]:
@@ -91,7 +91,7 @@ class _OpenLocks:
 
 
 class _SlowGroupCommit(GroupCommit):
-    """The product's lines, whose only server is now and then slow: others come meanwhile."""
+    """The product's group commit with one leader, which is sometimes slow, so that others queue."""
 
     def __init__(self, world: World) -> None:
         super().__init__(max_leaders=1, max_batch=UPDATES_PER_COMMIT)
@@ -156,7 +156,7 @@ class Replica(Process):
         look_for_waiting(world, self, long_polls)
 
     def _collect_soon(self, ticker: Ticker) -> None:
-        """Have it tidy up every few ticks: a schedule is shorter than the ten minutes between."""
+        """Collect garbage every few ticks, since a schedule is shorter than the product's ten minutes."""
         scheduler = self._world.scheduler
         is_often = self._world.plan.keep_rounds is not None  # the last rounds follow fast
         if ticker._next_collection > scheduler.now + 100.0 or ticker._next_collection < scheduler.now:

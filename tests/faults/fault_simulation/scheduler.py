@@ -16,11 +16,11 @@ from greenlet import getcurrent, greenlet
 
 
 class Killed(BaseException):
-    """Stands for kill -9: what a task does after it has no effect."""
+    """Stands for kill -9: later actions of the task have no effect."""
 
 
 class Violation(Exception):
-    """Something that must never happen did; the name says which promise was broken."""
+    """A broken promise, by its name."""
 
     def __init__(self, promise: str, event: str) -> None:
         super().__init__(f"{promise}: {event}")
@@ -28,7 +28,7 @@ class Violation(Exception):
 
 
 class Process:
-    """What dies, stalls and comes back as one."""
+    """A set of tasks that is killed, delayed and restarted together."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -61,7 +61,7 @@ class Task:
 
 
 class Flag:
-    """What a task can wait for."""
+    """An event that tasks wait for."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
@@ -90,7 +90,7 @@ class Flag:
 
 
 class Scheduler:
-    """The order of everything."""
+    """Runs tasks in an order that the seed determines."""
 
     def __init__(self, seed: int) -> None:
         self.now = 0.0
@@ -107,7 +107,7 @@ class Scheduler:
     def spawn(
         self, process: Process, work: Callable[[], None], *, delay: float = 0.0, is_worker: bool = False
     ) -> Task:
-        """Begin a task after a while."""
+        """Start a task after a random delay."""
         task = Task(process, work, is_worker=is_worker)
         process.tasks.append(task)
         self._tasks[task.greenlet] = task
@@ -128,11 +128,11 @@ class Scheduler:
         heapq.heappush(self._queue, (when, self._number, turn, task))
 
     def current(self) -> Task:
-        """Which task is running?"""
+        """Return the running task."""
         return self._tasks[getcurrent()]
 
     def here(self) -> Task | None:
-        """Which task is running? None = the schedule itself."""
+        """The running task; None for the schedule itself."""
         return self._tasks.get(getcurrent())
 
     def sleep(self, seconds: float) -> None:
@@ -147,7 +147,7 @@ class Scheduler:
             raise Killed
 
     def kill(self, process: Process) -> None:
-        """End a process where it is; the caller, if it is of it, goes on to its next step."""
+        """Kill a process; a caller of the same process continues to its next step."""
         process.alive = False
         for task in process.tasks:
             task.turn += 1
@@ -171,7 +171,7 @@ class Scheduler:
 
     @property
     def digest(self) -> str:
-        """What names this run: two runs of a seed have the same."""
+        """Return the digest of the trace, which is equal for two runs of a seed."""
         return self._digest.hexdigest()
 
     def run(self, is_over: Callable[[], bool], until: float) -> None:
@@ -195,7 +195,7 @@ class Scheduler:
             self.raise_failure()
 
     def end(self) -> None:
-        """Unwind whatever is left."""
+        """Unwind all remaining tasks."""
         for task in list(self._tasks.values()):
             task.process.alive = False
         for task in list(self._tasks.values()):

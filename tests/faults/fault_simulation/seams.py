@@ -29,13 +29,13 @@ EPOCH = 1_800_000_000.0
 
 
 class InTurn:
-    """A pool that does what it is given at once: the writer of an aggregation, without its threads."""
+    """A pool that executes work immediately, in place of the writer threads of an aggregation."""
 
     def __init__(self, *_: object) -> None:
         pass
 
     def shutdown(self, **_: object) -> None:
-        """Have nothing left to do."""
+        """Return immediately: no work is pending."""
 
     def submit(self, work: Callable[..., Any], *args: Any) -> Future[Any]:
         done: Future[Any] = Future()
@@ -47,7 +47,7 @@ class InTurn:
 
 
 class NoLoop:
-    """What the web framework asks of an event loop: work for threads is done here, nothing is cancelled."""
+    """The parts of an event loop that the web framework uses: thread work runs here, no cancellation."""
 
     shield = False
 
@@ -62,12 +62,12 @@ class NoLoop:
         pass
 
     async def checkpoint_if_cancelled(self) -> None:
-        """Go on."""
+        """Continue."""
 
     async def run_sync_in_worker_thread(
         self, work: Callable[..., Any], args: tuple[Any, ...], **_: object
     ) -> Any:
-        """Do it at once."""
+        """Run the work immediately."""
         return work(*args)
 
 

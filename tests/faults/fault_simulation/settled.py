@@ -30,7 +30,7 @@ _REFERENCES = (
 
 
 def check(world: World, connection: sqlite3.Connection) -> None:
-    """Check everything that can only be said at the end."""
+    """Check the invariants of the settled state."""
     _updates(world, connection)
     _weights(world, connection)
     _payloads(world, connection)
@@ -40,7 +40,7 @@ def check(world: World, connection: sqlite3.Connection) -> None:
 
 
 def summary(connection: sqlite3.Connection) -> str:
-    """Name what is in the database in a few bytes."""
+    """Return a checksum of the database's content."""
     rows = connection.execute("SELECT client_id, round_number, digest FROM weights ORDER BY id").fetchall()
     return sha256(repr(rows).encode()).hexdigest()
 

@@ -31,7 +31,7 @@ _CHANGES, _CHANGES_WHEN_SIZED = slice(24, 28), slice(92, 96)  # https://www.sqli
 
 
 class Host(Protocol):
-    """Who uses a database: it is interrupted at points, and told of commits."""
+    """The user of a database: interrupted at points, and notified of commits."""
 
     def point(self, label: str, *, inside: bool = False) -> None: ...
 
@@ -78,7 +78,7 @@ def leave_workplace() -> None:
 
 
 def begin_anew() -> None:
-    """Put an empty database where all replicas look for it.
+    """Replace the database of all replicas by an empty one.
 
     Their connections stay, and with them the statements that SQLite has compiled: the file changes as it does
     when another process writes, and its counter of changes says so.
@@ -103,12 +103,12 @@ def begin_anew() -> None:
 
 
 def observer() -> sqlite3.Connection:
-    """Look past the service."""
+    """Open a connection that bypasses the service."""
     return sqlite3.connect(f"file:{workplace() / 'tessera.db'}?mode=ro", uri=True, isolation_level=None)
 
 
 class Watched(Database):
-    """The real database with a host that decides what happens at its points."""
+    """The real database, with a host that is called at its points."""
 
     host: Host
 
@@ -119,7 +119,7 @@ class Watched(Database):
 
     @property
     def is_in_use(self) -> bool:
-        """Whether anybody has a connection now."""
+        """Whether a connection is in use."""
         return any(engine.pool.checkedout() for engine in (self._writing, self._reading))
 
     @contextmanager

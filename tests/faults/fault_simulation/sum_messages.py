@@ -55,7 +55,7 @@ class SumsSent:
         self._told: dict[tuple[Place, int], list[bytes]] = defaultdict(list)
 
     def has_sent(self, client: str, row: Summed, step: str, digest: str) -> bool:
-        """Whether a body with this digest has left a client's agent."""
+        """Whether a client's agent has sent a body with this digest."""
         body = self._bodies[self._place(client, row)].get(PHASES.index(step))
         return body is not None and digest_of(body) == digest
 
@@ -119,7 +119,7 @@ class SumsSent:
         return row.terms.kind if row is not None else ""
 
     def _is_confirmed(self, place: Place, terms: SumTerms) -> Iterator[bool]:
-        """Yield for all that an agent was told whether it suffices to unmask."""
+        """Yield, for each received confirmation, whether it permits unmasking."""
         agent = place[0]
         names = {index: client for client, index in self._world.index_of_clients().items()}
         own = [member.client for member in terms.members].index(names[agent])
@@ -151,7 +151,7 @@ class SumsSent:
         return [kind.model_validate_json(body) for body in self._told[place, step]]
 
     def _masks(self, place: Place, row: Summed, body: bytes) -> None:
-        """Take down an agent's input, and compare it with what the agent has learnt."""
+        """Record an agent's input, and compare it with its trained change."""
         agent, number, _ = place
         stored = next((self._world.disks.folder / f"agent-{agent}").glob(f"*/rounds/{number:06d}/{INPUT}"))
         tensors = safetensors.numpy.load(stored.read_bytes())
@@ -187,7 +187,7 @@ class SumsSent:
     # What agents are told.
 
     def record(self, agent: int, sent: Sent, answer: Answer) -> None:
-        """Note an answer on its way to an agent; a coordinator that lies has changed it by then."""
+        """Record an answer to an agent, after a dishonest coordinator may have changed it."""
         match = _STEP.search(sent.target)
         if sent.method != "GET" or match is None or answer.status != 200:
             return
@@ -195,7 +195,7 @@ class SumsSent:
         self._told[(agent, number, session), step].append(bytes(answer.body))
 
     def lie(self, sent: Sent, answer: Answer, dice: random.Random) -> None:
-        """Change an answer now and then, as a coordinator would that wants inputs opened."""
+        """Change some answers, as a coordinator that wants to open inputs would."""
         match, drawn = _STEP.search(sent.target), self._world.plan.summed
         if sent.method != "GET" or match is None or answer.status != 200 or drawn is None:
             return

@@ -59,7 +59,7 @@ def _revoked_in_a_step(plan: Plan, rates: FaultRates) -> bool:
 @mutant(_phases_are_contested)
 @contextmanager
 def closes_phases_twice() -> Iterator[None]:
-    """Phases that were over when somebody looked are closed later, whatever happened in between."""
+    """Due phases are closed later, whatever has changed since the check."""
 
     def drive(database: Any, key: Any) -> bool:
         with database.read() as session:
@@ -99,7 +99,7 @@ def closes_phases_twice() -> Iterator[None]:
 @mutant(_revoked_when_ready)
 @contextmanager
 def sums_with_the_revoked() -> Iterator[None]:
-    """Who is shut out after it has trained is a member of the sum nevertheless."""
+    """A client that was revoked after its training is still a member of the sum."""
 
     def ready(session: Any, round_id: int, *, but: Any) -> list[Any]:
         query = (
@@ -175,7 +175,7 @@ def agrees_on_a_lower_threshold() -> Iterator[None]:
 
 @mutant(masked)
 def collects_masked_vectors() -> AbstractContextManager[None]:
-    """Masked vectors are payloads that nobody needs."""
+    """Masked vectors are collected as unreferenced payloads."""
     needed = [column for column in garbage_collection._REFERENCES if column is not SumMessageRow.payload_id]
     return collecting_at_once(PayloadRow.digest.is_not(None), needed)
 

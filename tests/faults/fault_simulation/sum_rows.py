@@ -56,7 +56,7 @@ class Summed:
         return self.terms.members[position].client
 
     def invited(self, phase: str) -> set[int]:
-        """Who may answer a phase: those who answered the one before."""
+        """Return the members that may answer a phase: those that answered the phase before."""
         if phase == self.first_phase:
             return set(range(len(self.terms.members)))
         return set(self.closed[PHASES[PHASES.index(phase) - 1]])
@@ -73,7 +73,7 @@ class Summed:
 
 
 def longest_seconds(drawn: SumDrawn) -> float:
-    """How long a round may be summed without faults: every attempt waits for every phase to its end.
+    """Return the longest time of a sum without faults, in seconds: all phases of all attempts.
 
     Counts that are taken are one session more.
     """
@@ -85,5 +85,5 @@ def longest_seconds(drawn: SumDrawn) -> float:
 
 @lru_cache(maxsize=256)
 def revealed(body: bytes) -> list[tuple[int, str]]:
-    """Read whose shares a member reveals, and of which secret."""
+    """Return the owners of the shares that a member reveals, by secret."""
     return [(share.position, share.of) for share in UnmaskStep.model_validate_json(body).shares]

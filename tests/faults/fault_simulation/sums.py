@@ -49,7 +49,7 @@ class Sums:
         return matches[0] if matches else None
 
     def look(self, connection: sqlite3.Connection, actor: str) -> None:
-        """See what a commit has changed."""
+        """Check the changes of a commit."""
         if self._world.plan.summed is None:
             return
         self._look_at_ready(connection)
@@ -222,7 +222,7 @@ class Sums:
             self._violated("leases", f"{actor} changed the lease of {self._owners[new or '']}")
 
     def holds_lease(self, actor: str) -> bool:
-        """Whether somebody opens a sum now."""
+        """Whether a replica opens a sum now."""
         return any(
             row.state == "opening" and self._owners.get(row.lease_token or "") == actor
             for row in self.sessions.values()
@@ -252,7 +252,7 @@ class Sums:
         self._world.count(f"totals ({terms.masking})")
 
     def _check_secrets(self, connection: sqlite3.Connection) -> None:
-        """I25: look for both secrets of somebody in the whole database."""
+        """I25: search the database for both secrets of a member."""
         shares: dict[tuple[int, int], dict[str, set[int]]] = defaultdict(lambda: {"b": set(), "s": set()})
         for session_id, holder, body in connection.execute(
             "SELECT session_id, position, body FROM sum_messages WHERE step = 'unmask'"

@@ -39,7 +39,7 @@ _VALUE_BYTES = 4
 
 
 class PruningWatch:
-    """Watches what a federation forgets, commit by commit, and what is served of it."""
+    """Watches the pruning of a federation, commit by commit, and the served data of old rounds."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -49,7 +49,7 @@ class PruningWatch:
         self._rounds: set[int] = set()
 
     def look(self, connection: sqlite3.Connection) -> None:
-        """See what a commit has forgotten."""
+        """Check the data that a commit has pruned."""
         if self._world.plan.keep_rounds is None:
             return
         self._rejected = set(connection.execute(_REJECTED).fetchall())
@@ -72,7 +72,7 @@ class PruningWatch:
         self._coded = coded
 
     def answered(self, client: str, request: ReceivedRequest, answer: Answer) -> None:
-        """Check what a client is told of its own tensors of a round."""
+        """Check the answer to a client's request for its tensors of a round."""
         if request.method != "GET":
             return
         weights, adapter = _WEIGHTS.search(request.path), _ADAPTER.search(request.path)
@@ -82,7 +82,7 @@ class PruningWatch:
             self._check_adapter(client, int(adapter.group(2)), request, answer)
 
     def settle(self, database: Database) -> None:
-        """Thin out what is left to be, and check that no more is kept than the setting says."""
+        """Finish the pruning, and check that no more is stored than the setting allows."""
         keep = self._world.plan.keep_rounds
         if keep is None:
             return

@@ -68,7 +68,7 @@ class _Threads:
 
 
 class _Lines:
-    """Stands for `threading` where somebody does for others what they wait for."""
+    """Stands for `threading` in the group commit."""
 
     Lock = staticmethod(threading.Lock)  # nobody takes turns while he holds it
 
@@ -80,7 +80,7 @@ class _Lines:
 
 
 class _Loop:
-    """What `Waiting` asks of asyncio and of anyio."""
+    """The parts of asyncio and anyio that long polls use."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self.scheduler = scheduler
@@ -105,12 +105,12 @@ class _Loop:
             del self._until[task]
 
     def left(self) -> float:
-        """How long the running task may wait."""
+        """The seconds that the running task may wait."""
         return max(0.0, self._until[self.scheduler.current()] - self.scheduler.now)
 
 
 class Slots:
-    """Stands for a semaphore before what is heavy: a process has its own, and who waits lets others run."""
+    """Stands for a semaphore of a process; a waiting task lets other tasks run."""
 
     def __init__(self, scheduler: Scheduler, number: int) -> None:
         self._scheduler, self._number = scheduler, number
@@ -137,7 +137,7 @@ class Slots:
 
 
 def look_for_waiting(world: World, process: Process, long_polls: long_poll.LongPolls) -> None:
-    """Have a replica look for its waiting clients as long as it lives."""
+    """Wake a replica's long polls while the replica runs."""
 
     def run() -> None:
         looking = long_polls.run()
@@ -153,7 +153,7 @@ def look_for_waiting(world: World, process: Process, long_polls: long_poll.LongP
 
 @contextmanager
 def virtual_waits(scheduler: Scheduler) -> Iterator[None]:
-    """Replace waiting by waiting in the schedule's time."""
+    """Replace waiting by waiting in virtual time."""
     loop, waiter = _Loop(scheduler), long_poll._Waiter
 
     thread_id, wait = threading.get_ident(), threading.Condition.wait

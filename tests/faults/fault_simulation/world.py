@@ -28,7 +28,7 @@ _WORKERS_SUFFER_SECONDS = 40.0
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a schedule went."""
+    """The result of a schedule."""
 
     seed: int
     digest: str
@@ -40,7 +40,7 @@ class Outcome:
 
 
 class World:
-    """Everything that there is in a schedule."""
+    """A schedule with its replicas, agents, operator and adversaries."""
 
     def __init__(self, seed: int, *, trace: bool = False) -> None:
         self.seed = seed
@@ -51,7 +51,7 @@ class World:
         self.facts: dict[str, int] = {}
         self.ahead = 0.0  # how far the database's clock is before the schedule's
         self.turned_back = 0.0
-        self.storm_begins: float | None = None
+        self.faults_begin_at: float | None = None
         self.in_sums: Counter[tuple[str, int]] = Counter()  # what befell which agent in sums
         self.disks = Disks(workplace() / "agents", lambda label: self.point(label, inside=True))
         self.nature = Process("nature")
@@ -80,13 +80,13 @@ class World:
             self.scheduler.sleep(self._delay(process, suffers=suffers, is_worker=task.is_worker))
 
     def is_due_in_sum(self, kind: str, agent: int, chance: float) -> bool:
-        """Draw whether something befalls an agent in a sum, if that was not often enough before."""
+        """Draw whether a fault of this kind is due for an agent in a sum; its number is limited."""
         befalls = self.in_sums[kind, agent] < FEW_IN_SUMS and self.scheduler.dice.random() < chance
         self.in_sums[kind, agent] += befalls
         return befalls
 
     def die_in_sum(self, label: str) -> None:
-        """Kill the running agent now and then where it sends a message of a sum."""
+        """Kill the running agent at random where it sends a message of a sum."""
         process = self.scheduler.current().process
         if isinstance(process, Agent) and self.is_due_in_sum("dies", process.number, self.rates.sum_crash):
             self._crash_agent(process, f"a sum's {label}")
@@ -102,7 +102,7 @@ class World:
         return is_full
 
     def committed(self) -> None:
-        """Look at what a transaction did."""
+        """Check the changes of a transaction."""
         task = self.scheduler.here()
         try:
             self.oracle.look(task.process.name if task is not None else "nobody")
@@ -110,49 +110,49 @@ class World:
             self.scheduler.fail(error)
 
     def database_time(self) -> float:
-        """What the database's clock shows, seconds since 1970."""
+        """The time of the database's clock, in seconds since 1970."""
         return EPOCH + self.scheduler.now + self.ahead
 
     # What everybody else asks.
 
     @property
     def has_faults(self) -> bool:
-        """Whether things go wrong now."""
-        begins = self.storm_begins
+        """Whether faults happen now."""
+        begins = self.faults_begin_at
         return begins is not None and self.scheduler.now < begins + self.rates.until
 
     @property
     def faults_ended_at(self) -> float:
-        """When the last fault may have happened: tickers suffer longest, as agents get on well only then."""
-        if self.storm_begins is None:
+        """The time of the last possible fault; tickers have faults longest."""
+        if self.faults_begin_at is None:
             return 0.0
-        return self.storm_begins + self.rates.until + _WORKERS_SUFFER_SECONDS
+        return self.faults_begin_at + self.rates.until + _WORKERS_SUFFER_SECONDS
 
     def clock_of_agent(self, number: int) -> float:
-        """What an agent's clock shows."""
+        """The time of an agent's clock, in seconds."""
         return EPOCH + self.scheduler.now + self.rates.skews[number]
 
     def is_cut_off(self, agent: int, replica: int) -> bool:
         """Whether an agent cannot reach a replica now."""
-        since = self.scheduler.now - (self.storm_begins or 0.0)
+        since = self.scheduler.now - (self.faults_begin_at or 0.0)
         return self.has_faults and any(
             begin <= since < end and (agent, replica) == (left, right)
             for begin, end, left, right in self.rates.partitions
         )
 
     def violated(self, promise: str, event: str) -> None:
-        """End the schedule: something happened that must not."""
+        """End the schedule with a violation."""
         self.scheduler.say(f"VIOLATION {promise}: {event}")
         self.scheduler.fail(Violation(promise, event))
 
     def note_fault(self, event: str, error: BaseException) -> None:
-        """Write down an error that the product logs."""
+        """Record an error that the product logs."""
         place = traceback.extract_tb(error.__traceback__)[-1]
         message = f"{type(error).__name__}: {str(error).splitlines()[0]}"
         self.scheduler.say(f"logged {event}: {message} ({place.name}:{place.lineno})")
 
     def count(self, fact: str) -> None:
-        """Count something worth telling."""
+        """Count an event for the report."""
         self.facts[fact] = self.facts.get(fact, 0) + 1
 
     def agent_is_done(self, agent: Agent) -> None:
@@ -160,20 +160,20 @@ class World:
         self.done.add(agent.name.partition(".")[0])
 
     def index_of_clients(self) -> dict[str, int]:
-        """Which agent is which client?"""
+        """Return the agents' numbers by client id."""
         named = self.oracle.ledger.connection.execute("SELECT id, name FROM clients ORDER BY id").fetchall()
         return {client: int(name.removeprefix("c")) for client, name in named}
 
     def begin_faults(self) -> None:
-        """From now on things go wrong."""
-        self.storm_begins = self.scheduler.now
+        """Start the faults."""
+        self.faults_begin_at = self.scheduler.now
         for when, seconds in self.rates.jumps:
             self.scheduler.spawn(self.nature, lambda by=seconds: self._jump(by), delay=when)
 
     # What happens.
 
     def _delay(self, process: Process, *, suffers: bool, is_worker: bool) -> float:
-        """Draw how long others run: mostly for moments, and now and then a single thread is slow."""
+        """Draw a delay: usually short, and sometimes long for a single thread."""
         dice = self.scheduler.dice
         slow = self.rates.slow * (3.0 if is_worker else 1.0)
         if isinstance(process, Replica) and suffers and dice.random() < slow:
@@ -244,7 +244,7 @@ class World:
         return self.operator.has_begun and len(self.done) == len(self.agents)
 
     def run(self) -> None:
-        """Live through the schedule.
+        """Run the schedule.
 
         Raises:
             Violation: a promise was broken.

@@ -11,7 +11,7 @@ from tests.faults.fault_simulation.private import EXAMPLES, STEPS, private_sketc
 
 
 def written_plan(plan: Plan) -> dict[str, Any]:
-    """Write a drawn plan as the operator sends it."""
+    """Return a drawn plan as the operator sends it."""
     bank = plan.summed.bank if plan.summed is not None else None
     written: dict[str, Any] = {
         "name": "simulated",

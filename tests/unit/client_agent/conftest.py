@@ -84,7 +84,7 @@ def loaded_silo(tmp_path_factory: pytest.TempPathFactory) -> Silo:
 
 @pytest.fixture
 def silo(loaded_silo: Silo) -> Iterator[Silo]:
-    """The silo of all tests, which they leave without an adapter."""
+    """The silo of all tests; tests remove their adapters from it."""
     yield loaded_silo
     require_bare(loaded_silo.base)
 
@@ -94,7 +94,7 @@ agents_coordinator = coordinator_fixture("sqlite", scope="session", tick_seconds
 
 @pytest.fixture
 def served(agents_coordinator: Served) -> Iterator[Served]:
-    """The coordinator of all tests: they make federations of their own, which end with them."""
+    """The coordinator of all tests; each test creates its own federations, which end with it."""
     before = agents_coordinator.with_open_rounds()
     yield agents_coordinator
     for federation_id in agents_coordinator.with_open_rounds() - before:
@@ -134,7 +134,7 @@ def started(served: Served, participant: Callable[..., Participant]) -> Callable
 
 @pytest.fixture(autouse=True)
 def _umask() -> Iterator[None]:
-    """Commands that run in this process change what it gives new files; other tests start from the same."""
+    """Restore the umask, which commands in this process change."""
     before = os.umask(0o022)
     yield
     os.umask(before)

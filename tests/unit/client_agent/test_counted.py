@@ -22,7 +22,7 @@ MODELS = Path(__file__).parents[3] / "examples/models"
 
 
 def lines_of(seconds_per_item: float, items: int, pace: Pace = DEFAULT_PACE) -> list[str]:
-    """Return the lines that a file gets while items are counted."""
+    """Return the lines that counting items writes to a file."""
     clock, written = clock_of(seconds_per_item), io.StringIO()
     with counts_shown(Console(file=written), pace, clock.__next__):
         assert list(counted(range(items), "reading rows.jsonl", items)) == list(range(items))

@@ -247,7 +247,7 @@ def _tessera(arguments: list[str], folder: Path, **environment: str) -> subproce
 
 
 def _stop(process: subprocess.Popen[str]) -> str:
-    """Stop as an operator does, and return what was logged."""
+    """Stop the process with SIGTERM; return its log."""
     process.send_signal(signal.SIGTERM)
     logs = process.communicate(timeout=30)[1]
     assert process.returncode == 0

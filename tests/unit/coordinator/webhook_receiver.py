@@ -11,7 +11,7 @@ from typing import Any
 
 
 class Receiver:
-    """An HTTP server that answers with the given statuses, then with 204, and keeps what it gets."""
+    """An HTTP server that answers with the given statuses, then with 204, and records its requests."""
 
     def __init__(self, *statuses: int) -> None:
         self.statuses = list(statuses)

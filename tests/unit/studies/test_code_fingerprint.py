@@ -15,7 +15,7 @@ from studies.code_fingerprint import digest_of_code
 
 @pytest.fixture
 def shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Copy the packages to where they can be changed."""
+    """Copy the packages to a writable folder."""
     for package in RUN:
         spec = find_spec(package)
         assert spec is not None

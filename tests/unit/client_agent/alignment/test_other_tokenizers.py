@@ -91,7 +91,7 @@ def whole(anchor: Anchor) -> str:
 
 
 def targets_of(anchors: list[Anchor]) -> dict[int, str]:
-    """Ask for what an alignment asks for."""
+    """Return the responses that an alignment needs."""
     return dict(enumerate(random_targets(anchors, 0)))
 
 

@@ -80,7 +80,7 @@ def federation(
 
 
 def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """What the agents said about packs."""
+    """Return the agents' log lines about packs."""
     return [r.getMessage() for r in caplog.records if r.name.startswith("client_agent.alignment")]
 
 

@@ -47,7 +47,7 @@ def pivot() -> tuple[BaseModel, Pack]:
 
 @pytest.fixture(scope="module")
 def pivot_on_few_anchors() -> tuple[BaseModel, Pack]:
-    """The pivot on few anchors, for what needs no good frames."""
+    """The pivot on few anchors, for tests that need no good frames."""
     base = shipped("tiny-s")
     return base, pivot_pack(base, ANCHORS[:64], ADAPTER, AlignmentPlan(pivot=base.slug), "test")
 

@@ -33,7 +33,7 @@ def silo_file(
     serve: Callable[..., Served],
     monkeypatch: pytest.MonkeyPatch,
 ) -> tuple[Path, Callable[[], dict[str, Any] | None]]:
-    """A silo in a federation that aligns its model, with tests of few steps; and what is stored of one."""
+    """A silo in a federation that aligns its model, with tests of few steps, and the stored verdict."""
     for name in ("SOURCE_STEPS", "TARGET_STEPS"):
         monkeypatch.setattr(transfer_test, name, 1)
     monkeypatch.setattr(acceptance_route, "REPLACED_AFTER", timedelta(0))

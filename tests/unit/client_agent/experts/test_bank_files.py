@@ -38,7 +38,7 @@ def expert_body(expert: int, revision: int, fill: float) -> bytes:
 
 @dataclass
 class Coordinator:
-    """The downloads of a coordinator, and which of them were asked for."""
+    """The downloads of a coordinator, and a record of the requested ones."""
 
     bodies: dict[tuple[int, int], bytes]
     downloads: list[tuple[int, int]] = field(default_factory=list)

@@ -56,7 +56,7 @@ def load(saved_model: Callable[..., str]) -> Load:
 
 
 def routed(base: BaseModel, size: float = 0.5) -> RoutedExperts:
-    """Wrap a model in a bank whose experts and router have learnt something."""
+    """Wrap a model in a bank with trained experts and router."""
     adapter = inject_experts(base, PLAN, {}, EXPERTS, SOFT, seed=0)
     adapter.load({name: size * values for name, values in random_tensors(adapter.layout, scale=0.3).items()})
     with_router(adapter)

@@ -22,7 +22,7 @@ FACTS = TrainingFacts(None, 1, "trained alone", None, None, SCORING, 64)
 
 @dataclass(frozen=True)
 class Source:
-    """An adapter of a test, as `tessera agent export` finds it on disk."""
+    """A stored adapter, as `tessera agent export` finds it."""
 
     make: Callable[[BaseModel], Adapter]
 

@@ -125,7 +125,7 @@ STOPS = {
 def stopped(
     request: pytest.FixtureRequest, scene: RotatingAgent
 ) -> tuple[RotatingAgent, Ed25519PrivateKey, bool]:
-    """Stop replacing the key after a step; return the new key and whether the coordinator accepts it."""
+    """Stop a rotation after a step; return the new key and whether the coordinator accepts it."""
     stop, is_known = STOPS[request.param]
     with pytest.MonkeyPatch.context() as patch, pytest.raises(Stopped):
         replace_key(stop(scene, patch), scene.folder)

@@ -28,7 +28,7 @@ COORDINATOR = ServerKey(decode(SIGNING_KEY))
 
 
 def forged(document: Document, **changes: Any) -> Document:
-    """Sign a changed manifest with the coordinator's own key."""
+    """Return a manifest with changed fields, signed with the coordinator's key."""
     changed = document | changes
     return changed | {"signature": COORDINATOR.sign("tessera-round-v1", changed)}
 

@@ -50,7 +50,7 @@ def load(saved_model: Callable[..., str]) -> Load:
 
 
 def loss_decrease(base: BaseModel, adapter: Adapter, examples: list[Example], plan: TrainingPlan) -> float:
-    """Train on one batch, and say by how much its loss fell."""
+    """Train on one batch; return the decrease of its loss."""
     losses = train_examples(base, adapter, examples[:4], plan).losses
     return losses[0] - losses[-1]
 

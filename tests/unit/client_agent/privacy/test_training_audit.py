@@ -40,7 +40,7 @@ SECOND_TEXT = TokenizedText((1, 3), (False, True), ())
 
 @pytest.fixture(autouse=True)
 def repeatable(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Draw examples and noise from seeds in place of the system's random words, and nothing else."""
+    """Draw examples and noise from seeds in place of the system's random words."""
     chance = random.Random(11)
     drawn = SimpleNamespace(randbelow=chance.randrange, choice=chance.choice, randbits=chance.getrandbits)
     monkeypatch.setattr(stepping, "secrets", drawn)

@@ -51,7 +51,7 @@ def add_round(
     loss: float | None = None,
     value: float | None = None,
 ) -> RoundFolder:
-    """Write what a trained round leaves; `value` fills its tensors, and `loss` is that of validation."""
+    """Write the files of a trained round with tensors of `value` and this validation loss."""
     folder, fill = RoundFolders(home / "rounds").open(number), float(number) if value is None else value
     scores = {"loss": Score(value=1.0, count=8)}
     result = TrainingResult(

@@ -35,7 +35,7 @@ def rounds(
     stop: Callable[[], bool] = lambda: False,
     **options: float,
 ) -> list[TrainingResult]:
-    """Train rounds in which a client is served its own update, or `served` from the second one on."""
+    """Train rounds in which a client is served its own update, or `served` from round 2 on."""
     opened = load_strategy(strategy or "fedavg", options)
     results: list[TrainingResult] = []
     setting = Setting(silo, LORA, {}, seed=0, max_length=plan.max_length, home=Path())

@@ -45,7 +45,7 @@ def weights(folder: RoundFolder) -> Arrays:
 
 
 def start_of(folder: RoundFolder) -> Arrays:
-    """What a client started a round from: the weights it was served, A of the seed in the first round."""
+    """Return the start of a round: the served weights; in round 1, A of the seed."""
     served = weights(folder)
     return {name: from_start(name, served.__getitem__, 0, layout_of(folder)) for name in served}
 

@@ -58,7 +58,7 @@ def silo(folder: Path) -> Silo:
 
 @dataclass(frozen=True)
 class Rounds:
-    """A silo that has taken part in a federation to its end."""
+    """A silo after a finished federation."""
 
     config: Path
     home: Path

@@ -61,7 +61,7 @@ def test_silo_without_last_update_downloads_dense_weights(served: Served, partic
 
 
 class ChangedWeights(httpx.HTTPTransport):
-    """Somebody between an agent and its coordinator who changes what weights come with."""
+    """A proxy that changes the header fields or the body of weights."""
 
     def __init__(self, change: Callable[[httpx.Response, bytes], httpx.Response]) -> None:
         super().__init__()

@@ -106,7 +106,7 @@ def test_restored_coordinator_sets_final_weights_and_scores_aside(started: Enrol
 
 def test_client_with_late_last_update_sends_final_scores(started: Enrolled) -> None:
     class Late(httpx.HTTPTransport):
-        """A proxy that says of the last update that it came too late."""
+        """A proxy that answers the last update as too late."""
 
         def handle_request(self, request: httpx.Request) -> httpx.Response:
             answer = super().handle_request(request)

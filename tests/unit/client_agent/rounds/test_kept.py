@@ -49,7 +49,7 @@ def silo_of(base: BaseModel, validation: int) -> Silo:
 def train_round(
     silo: Silo, rate: float, *, federated: bool, trained_before: bool, is_latecomer: bool = False
 ) -> TrainingResult:
-    """Train one round; its start is zero, or what a round before has learnt, a latecomer's that of others."""
+    """Train one round from zero, from an earlier round, or, for a latecomer, from other clients' weights."""
     with inject(silo.base, ADAPTER, {}, gated=False, seed=0) as adapter:
         start = zeros_like(adapter)
         before = None
@@ -187,7 +187,7 @@ def test_refused_final_scores_do_not_fail_the_agent(
     started: Enrolled, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Refusing(httpx.HTTPTransport):
-        """A proxy that lets no scores of final weights pass."""
+        """A proxy that refuses scores of final weights."""
 
         def handle_request(self, request: httpx.Request) -> httpx.Response:
             if request.url.path.endswith("/scores") and b'"final":{' in request.read():

@@ -14,7 +14,7 @@ from tests.unit.client_agent.rounds.personal_rounds import assert_equal, distanc
 
 
 def distance_moved(silo: Silo, pull: float) -> float:
-    """Return how far a second round moves from what is served."""
+    """Return the distance of a second round's result from the served weights."""
     first, second = rounds(silo, "fedprox", proximal=pull)
     served: Arrays = first.adapter
     return distance(second.adapter, served)

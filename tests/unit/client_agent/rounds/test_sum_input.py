@@ -30,7 +30,7 @@ START = {name: from_start(name, SERVED.__getitem__, PLAN.training.seed, LAYOUT) 
 
 
 def change(*trained: str) -> dict[str, np.ndarray]:
-    """Return what training changed: the shared expert, and those whose prefix is named."""
+    """Return a change of the shared expert, and of the experts with these prefixes."""
     rng = np.random.default_rng(0)
     drawn = {name: rng.uniform(-0.5, 0.5, shape).astype(np.float32) for name, shape in LAYOUT.items()}
     return {name: values * name.startswith(("l0", *trained)) for name, values in drawn.items()}

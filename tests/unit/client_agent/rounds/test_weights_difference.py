@@ -97,7 +97,7 @@ def test_weights_of_another_round_are_no_reference(served: Served, participant: 
 
 
 class ChangedDifferences(httpx.HTTPTransport):
-    """Somebody between an agent and its coordinator who changes differences."""
+    """A proxy that changes the differences of weights."""
 
     def __init__(self, change: Callable[[bytes], bytes]) -> None:
         super().__init__()

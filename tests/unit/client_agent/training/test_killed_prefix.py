@@ -43,7 +43,7 @@ def train_until_killed(folder: Path, number: int, place: str) -> None:
 
 
 def _never_finish(number: int, place: str) -> None:
-    """Stop with half of a file written, or with all of it before it has its name."""
+    """Stop with half a file written, or before the complete file is renamed."""
     from client_agent.storage import prefix_store
 
     opened, written = os.fdopen, 0

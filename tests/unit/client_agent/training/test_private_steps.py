@@ -33,7 +33,7 @@ PLAN = TrainingPlan(steps=4, batch_size=4, max_length=64, learning_rate=0.01)
 
 @dataclass
 class Paid:
-    """Count what was paid and begun."""
+    """Counts paid and begun steps."""
 
     paid: list[int] = field(default_factory=list)
     begun: int = 0

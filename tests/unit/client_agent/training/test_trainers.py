@@ -45,7 +45,7 @@ LORA = AdapterPlan(kind="lora", rank=4)
 
 
 class Plain(LocalTrainer):
-    """What a test puts in place of `train`."""
+    """A trainer whose `train` is a function of the test."""
 
     def __init__(self, train: Callable[[TrainerTask], Any], rate: float | None = None) -> None:
         self._train = train

@@ -22,7 +22,7 @@ def hang_up(request: BaseHTTPRequestHandler) -> None:
 
 
 def part_of(body: bytes, *, begin: int = 0, sent: int | None = None, digest: str | None = None) -> Answer:
-    """Announce the body from `begin` on, and send only up to `sent`."""
+    """Announce the body from `begin`, and send it only up to `sent`."""
 
     def send(request: BaseHTTPRequestHandler) -> None:
         request.send_response(206 if begin else 200)

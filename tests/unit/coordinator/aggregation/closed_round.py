@@ -26,7 +26,7 @@ from tests.unit.coordinator.rows import client_row, participation_row
 
 @dataclass
 class Sent:
-    """What one client delivered; `values` follow the order of the layout."""
+    """The update of one client; `values` follow the order of the layout."""
 
     layout: Layout
     values: NDArray[np.float32]
@@ -135,7 +135,7 @@ def served_values(database: Database, client_id: str, layout: Layout, number: in
 
 
 def round_row(database: Database, closed: Closed, number: int = 1) -> RoundRow:
-    """Look at a round."""
+    """Return the row of a round."""
     with database.read() as session:
         return rounds.get_round(session, closed.federation_id, number)
 
@@ -144,7 +144,7 @@ BLOCK_BYTES = 4096
 
 
 def no_interruption() -> None:
-    """Between two blocks."""
+    """Do nothing between two blocks."""
 
 
 def publish(

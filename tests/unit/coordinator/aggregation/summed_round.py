@@ -44,7 +44,7 @@ State = Mapping[str, NDArray[np.float32]]
 
 @dataclass(frozen=True)
 class MemberUpdate:
-    """What one member learnt: the change of each tensor, the losses and the examples."""
+    """The training result of one member: the change of each tensor, losses and examples."""
 
     change: State
     losses: tuple[float, float] = (2.0, 1.0)
@@ -90,7 +90,7 @@ def sum_round(
     members: Sequence[MemberUpdate],
     number: int = 1,
 ) -> None:
-    """Store a round in state closing, with the total of what members learnt."""
+    """Store a round in state closing, with the total of the members' changes."""
     assert federation_plan.privacy.secure_sum is not None
     bits, segments = federation_plan.privacy.secure_sum.bits, segments_of(federation_plan, layout)
     total = np.sum([_encoded(federation_plan, layout, member) for member in members], axis=0)
@@ -131,7 +131,7 @@ def sum_round(
 
 
 def _encoded(federation_plan: FederationPlan, layout: Layout, member: MemberUpdate) -> NDArray[np.int32]:
-    """Encode as an agent does."""
+    """Return the encoded input of a member, as an agent encodes it."""
     summed = federation_plan.privacy.secure_sum
     assert summed is not None
     weight = clamp_weight(member.examples, summed.weigh_up_to)
@@ -205,7 +205,7 @@ def start_values(federation_plan: FederationPlan, layout: Layout, served_values:
 
 
 def rounding(federation_plan: FederationPlan, layout: Layout) -> float:
-    """Return how far a mean may be off: each member rounds to the next integer."""
+    """Return the tolerance of a mean: each member rounds to the next integer."""
     clip = segments_of(federation_plan, layout)[0].clip * CLIP_UNIT
     return clip / largest_encoded(16) + 1e-6
 

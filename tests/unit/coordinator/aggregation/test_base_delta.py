@@ -31,7 +31,7 @@ PLAN: dict[str, Any] = {
 
 @dataclass
 class Client:
-    """A silo that keeps what its base model has become, and sends what chance says."""
+    """A silo that tracks its base model, and sends random adapters."""
 
     silo: Silo
     examples: int = 10
@@ -42,7 +42,7 @@ class Client:
     ranks: dict[str, int] = field(default_factory=dict)
 
     def pull(self, number: int) -> None:
-        """Join, and do to the base model what the weights say."""
+        """Join, and apply the weights to the base model."""
         join(self.silo, number)
         body = self.silo.http.get(url(self.silo, number, "/weights")).content
         slots = {}

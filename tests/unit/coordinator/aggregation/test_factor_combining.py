@@ -86,7 +86,7 @@ def test_staged_weights_are_discarded_after_an_error(database: Database) -> None
     before = row_count(database, PayloadRow)
 
     class Ended(Exception):
-        """Somebody said stop."""
+        """The aggregation was stopped."""
 
     def stop() -> None:
         raise Ended

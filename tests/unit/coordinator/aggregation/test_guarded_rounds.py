@@ -34,7 +34,7 @@ def fedmosaic(**options: Any) -> dict[str, Any]:
 
 
 def adapter(*direction: float, times: float = 1.0) -> dict[str, NDArray[np.float32]]:
-    """Make P and Q that begin with these numbers."""
+    """Return P and Q that begin with these values."""
     flat = np.zeros(6, np.float32)
     flat[: len(direction)] = np.array(direction) * times
     return {"b0.q.P": flat[:4].reshape(2, 2), "b0.q.Q": flat[4:]}

@@ -31,7 +31,7 @@ _numbers = itertools.count()
 
 
 class Signed(requests.auth.AuthBase):
-    """Signs what is about to leave, with the digest of the body as it is."""
+    """Signs a prepared request, with the digest of its body."""
 
     def __call__(self, request: requests.PreparedRequest) -> requests.PreparedRequest:
         """Add Content-Digest, Signature-Input and Signature."""
@@ -65,7 +65,7 @@ schemathesis.auth.set_from_requests(Signed())
 def flatmap_path_parameters(
     context: schemathesis.HookContext, path_parameters: dict[str, Any] | None
 ) -> st.SearchStrategy[Any]:
-    """Ask about what is there, two times of three: the client's own federation, and its round."""
+    """Use the client's own federation and round in two of three cases."""
     existing = {
         "fid": CLIENT["federation"],
         "cid": CLIENT["client"],
@@ -79,7 +79,7 @@ def flatmap_path_parameters(
 
 @schemathesis.hook
 def map_headers(context: schemathesis.HookContext, headers: Any) -> Any:
-    """Wait for a round a second, not the half minute that the document's example asks for."""
+    """Limit waits for a round to a second, in place of the example's half minute."""
     for name in headers or ():
         if name.lower() == "prefer" and "wait=" in str(headers[name]):
             headers[name] = "wait=1"

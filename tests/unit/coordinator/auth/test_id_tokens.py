@@ -32,7 +32,7 @@ def served(fresh_database: Callable[[str], str], provider: Provider) -> Iterator
 
 @pytest.fixture
 def token(provider: Provider) -> Callable[..., str]:
-    """Make a token of the provider whose claims replace those it would write."""
+    """Return a function that creates a token of the provider with changed claims."""
 
     def make(**claims: Any) -> str:
         provider.know("ada", groups=["chiefs"], **claims)

@@ -33,7 +33,7 @@ def provider() -> Iterator[Provider]:
 
 @pytest.fixture
 def served(serve: Serve, fresh_database: Callable[[str], str], provider: Provider) -> Served:
-    """A coordinator with two federations, of which the group `ward` has a role in the first."""
+    """A coordinator with two federations; the group `ward` has a role in the first."""
     url = fresh_database("sqlite")
     before = serve(url)
     first = before.federation(name="first")

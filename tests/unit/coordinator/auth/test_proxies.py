@@ -24,7 +24,7 @@ URL = f"https://{HOST}/tessera"
 
 @dataclass(frozen=True)
 class Forwarded:
-    """A request as it leaves a proxy; `target` is path and query."""
+    """A forwarded request; `target` is path and query."""
 
     target: str
     fields: tuple[tuple[str, str], ...]

@@ -266,7 +266,7 @@ def test_a_missing_extra_is_named(
 
 
 def _without(missing: str, *importers: str) -> Any:
-    """Make a finder under which `importers` cannot be imported for want of `missing`."""
+    """Return an import finder that raises as if the module `missing` were not installed."""
 
     class Finder:
         find: Callable[..., None]

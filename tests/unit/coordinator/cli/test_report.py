@@ -128,7 +128,7 @@ def test_a_report_is_written_and_verified_offline(
 
 
 def _changed(value: Any, visited: list[Any]) -> Iterator[Callable[[], None]]:
-    """Yield, for each place of a document, what changes it; the change is undone by the caller's copy."""
+    """Yield a function per place of a document that changes it; callers work on a copy."""
     items = value.items() if isinstance(value, dict) else enumerate(value)
     for key, member in list(items):
         if isinstance(member, dict | list) and member:

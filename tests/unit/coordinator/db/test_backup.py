@@ -27,7 +27,7 @@ Backup = Callable[[str], str]
 
 @pytest.fixture
 def back_up_and_restore(request: pytest.FixtureRequest, backend: str, tmp_path: Path) -> Backup:
-    """Back a database up with the documented commands, and return the URL of what was restored elsewhere."""
+    """Back up a database with the documented commands; return the URL of the restored copy."""
 
     def sqlite(url: str) -> str:
         done = _tessera_backup(url, tmp_path / "backup.db")

@@ -23,7 +23,7 @@ BEARER = {"privacy": {"allow_bearer_clients": True}}
 
 
 def _request(token: str, **changes: Any) -> dict[str, Any]:
-    """Ask as a bearer client does."""
+    """Return the enrolment request of a bearer client."""
     return {"token": token, "name": "a", "profile": PROFILE} | changes
 
 

@@ -30,7 +30,7 @@ SCORES = Scores.model_validate(scored({"loss": 1.0}))
 
 @dataclass(frozen=True)
 class MemberUpdate:
-    """What a member learnt: by how much it changed the shared expert and the one that it trained."""
+    """The training result of a member: the changes of the shared expert and of its specialist."""
 
     expert: int
     change: float
@@ -102,7 +102,7 @@ class BankScene:
         return wait_for(self.served, self.federation_id, number, "published")
 
     def shown(self) -> dict[str, Any]:
-        """Return the bank as people see it."""
+        """Return the bank of the view for people."""
         answer = self.served.admin.get(f"/v1/federations/{self.federation_id}/experts")
         assert answer.status_code == 200, answer.text
         return dict(answer.json())

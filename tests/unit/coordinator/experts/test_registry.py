@@ -33,7 +33,7 @@ def play_round(
     members: int = MEMBERS,
     likeness: object = unlike,
 ) -> Outcome:
-    """Take a round through the registry: the change of rejecters is summed when a birth is due."""
+    """Apply a round to the registry; the change of rejecters is summed when a birth is due."""
     counted = counts(users, rejects, members)
     summed = {expert: float(count) for expert, count in users.items() if count >= rules.k_min}
     sums = RoundSums(counted, summed, is_birth_due(bank, rules, counted, 0, number))

@@ -41,7 +41,7 @@ def bank_of(database: Database, count: int = 3) -> Bank:
 
 
 def play_round(database: Database, number: int, users: dict[int, int], rejects: int = 0) -> Bank:
-    """Take the stored bank through a round, in which experts 1 and 2 are alike."""
+    """Apply a round to the stored bank, in which experts 1 and 2 are alike."""
     with database.write() as session:
         bank = store.load(session, FEDERATION)
         assert bank is not None

@@ -22,7 +22,7 @@ from tests.scene.plans import federation_plan
 def following(
     client: httpx.Client, federation_id: str, last: int | None = None
 ) -> Iterator[Iterator[dict[str, Any]]]:
-    """Read a federation's events as they come."""
+    """Open a federation's event stream; yield its events."""
     headers = {} if last is None else {"Last-Event-ID": str(last)}
     with client.stream("GET", f"/v1/federations/{federation_id}/events", headers=headers) as stream:
         assert stream.status_code == 200

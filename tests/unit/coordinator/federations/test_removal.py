@@ -13,7 +13,7 @@ from tests.scene.rounds import running
 
 
 def _tables_with(served: Served, ids: set[str]) -> set[str]:
-    """Name the tables in which any column has one of the ids."""
+    """Return the tables in which a column has one of the ids."""
     with served.database.autocommit() as connection:
         return {
             table.name

@@ -55,6 +55,6 @@ def test_a_disconnect_inside_a_json_body_gets_400(coordinator: Served) -> None:
 
 
 def _answered(served: Served, route: str) -> set[str]:
-    """With which statuses was a route answered so far?"""
+    """Return the statuses of a route so far."""
     lines = served.admin.get("/metrics").text.splitlines()
     return {line.split('status="')[1][:3] for line in lines if f'route="{route}"' in line}

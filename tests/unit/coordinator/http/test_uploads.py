@@ -30,7 +30,7 @@ async def _body(request: Request) -> AsyncIterator[ReceivedBody]:
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    """A small service that receives one kind of body and says what it got."""
+    """A small service that receives one kind of body and returns its size and digest."""
     app = FastAPI()
     problems.install(app)
 

@@ -12,7 +12,7 @@ from tests.unit.coordinator.storage.copies import Restore, copy_rows
 
 @pytest.fixture
 def restore(fresh_database: Callable[[str], str], backend: str) -> Iterator[Restore]:
-    """Return a function that restores a copy of a database, as it is now, beside it."""
+    """Return a function that restores a copy of the present database beside it."""
     opened: list[Database] = []
 
     def copy(database: Database) -> Database:

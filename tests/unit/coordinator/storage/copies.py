@@ -25,7 +25,7 @@ Restore = Callable[[Database], Database]
 
 
 def copy_rows(database: Database, restored: Database) -> None:
-    """Copy what a backup has of payloads to an empty database."""
+    """Copy the rows of payloads to an empty database."""
     for table in COPIED:
         with database.read() as session:
             rows = [dict(row) for row in session.execute(select(table.__table__)).mappings()]
@@ -54,7 +54,7 @@ def expire(database: Database) -> None:
 
 
 def assert_refused(*databases: Database, store: str) -> None:
-    """Neither puts nor deletes, and both say what to do."""
+    """Check that both databases refuse to put and to delete, with a remedy."""
     for database in databases:
         with database.write() as session:
             payloads.store_bytes(session, os.urandom(payload_moves.SMALLEST))

@@ -43,7 +43,7 @@ FRAMED: Layout = {"b0.q.P": (4, 4), "b0.q.Q": (4,)}
 
 
 def move_settled_payloads(database: Database, store: str, smallest: int = 1) -> int:
-    """Move what a coordinator would move once it is old enough; return the number of payloads."""
+    """Move the payloads that a coordinator moves, whatever their age; return their number."""
     return len(list(payload_moves.move(database, store, smallest=smallest, settled=NOW)))
 
 

@@ -12,7 +12,7 @@ from tests.unit.coordinator.updates.lora import START, lora_silo
 
 
 def random_change(length: float) -> Tensors:
-    """Make what is to be added to the start, of this L2 norm altogether."""
+    """Return a random change of this L2 norm."""
     rng = np.random.default_rng(1)
     drawn = {name: rng.normal(size=v.shape).astype(np.float32) for name, v in START.items()}
     norm = np.sqrt(sum(float((v.astype(np.float64) ** 2).sum()) for v in drawn.values()))

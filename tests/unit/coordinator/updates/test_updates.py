@@ -127,7 +127,7 @@ def test_accepted_sketches_and_updates_are_stored(coordinator: Served, rows: Row
 
 
 class Slots(BoundedSemaphore):
-    """Decode slots that say when somebody asks for one."""
+    """Decode slots that record requests for a slot."""
 
     def __init__(self, value: int) -> None:
         super().__init__(value)

@@ -30,14 +30,14 @@ ASKING = {"Accept": f"{MEDIA_TYPE};recipe=int8_own_last"}
 
 @dataclass(frozen=True)
 class SecondRound:
-    """A client in round 2: what it sent in round 1, and what its weights are called."""
+    """A client in round 2: its update of round 1, and the digest of its weights."""
 
     silo: Silo
     own: Arrays
     named: str
 
     def raw(self, **headers: str) -> tuple[httpx.Response, bytes]:
-        """Download coded weights as they travel."""
+        """Download coded weights as raw bytes."""
         path = url(self.silo, 2, "/weights")
         with self.silo.http.stream("GET", path, headers=ASKING | headers) as answer:
             return answer, b"".join(answer.iter_raw())

@@ -47,7 +47,7 @@ served = coordinator_fixture("each", tick_seconds=0.05, retry_seconds=0.1, polls
 
 @contextmanager
 def storing_is_blocked(served: Served) -> Iterator[None]:
-    """Keep everybody from writing down what weights are in a recipe."""
+    """Block the storage of coded weights until the block ends."""
     with served.database.write() as session:
         lock = "SELECT 1" if served.database.is_sqlite else "LOCK TABLE coded_weights IN SHARE MODE"
         session.execute(text(lock))  # SQLite's lock comes with the transaction, which begins now
@@ -55,7 +55,7 @@ def storing_is_blocked(served: Served) -> Iterator[None]:
 
 
 def request_by(served: Served, silo: Silo, recipe: str) -> httpx.Response:
-    """Ask on a line of its own."""
+    """Request coded weights on a new connection."""
     return request_weights(
         Silo(silo.client_id, silo.federation_id, silo.key, served.signing(silo.key)), 2, recipe
     )

@@ -28,7 +28,7 @@ NEAR, FAR = (np.array(vector, np.float32) for vector in ([1, 0, 0, 0], [0, 1, 0,
 
 
 def distillation_plan(**changes: Any) -> dict[str, Any]:
-    """Plan for three clients that listen to all peers that resemble them at all."""
+    """Return a plan for three clients that distil from peers with a relevance of 0.5 or more."""
     options = {"distil": {"texts": 2}, "min_relevance": 0.5, "temperature": 1.0}
     signature = {"model": "m0-aaaaaaaaaaaa"}  # sketches of one model are comparable
     return plan(

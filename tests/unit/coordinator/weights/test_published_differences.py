@@ -50,7 +50,7 @@ def plain(frame: bytes) -> bytes:
 
 
 def rebuild_body(silo: Silo, frame: bytes, earlier: Arrays, recipe: str = "int8") -> bytes:
-    """Make the dense body that a difference stands for."""
+    """Return the dense body of a difference."""
     layout, by = in_order(dict(LAYOUT)), SERVED_DIFFERENCES[recipe]  # type: ignore[index]
     with unpack(plain(frame), encoding=None, expected={}, max_bytes=2**24, coded=stream_slots()) as body:
         manifest = body.manifest(WeightsManifest)

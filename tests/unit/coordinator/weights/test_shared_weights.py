@@ -25,7 +25,7 @@ def download(silo: Silo, number: int, field: str | None = None) -> tuple[int, by
 
 @pytest.fixture(scope="module")
 def second_round(coordinator: Served) -> list[Silo]:
-    """Three clients that were served zeros, and have joined with the mean of what they sent."""
+    """Three clients that were served zeros in round 1, and their mean in round 2."""
     federation_id, silos = running(coordinator, 3, **LARGE)
     for silo, fill in zip(silos, (1.0, 2.0, 6.0), strict=True):
         deliver(silo, 1, values(fill, RANK))

@@ -31,7 +31,7 @@ def record(options: TrackerOptions, steps: list[tuple[int, float]] = STEPS) -> N
 
 @pytest.fixture(autouse=True)
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Wait for a library that is slow to load, where an agent would leave it."""
+    """Extend the time limit for closing a tracker, since some libraries load slowly."""
     monkeypatch.setattr(trackers, "_CLOSING_SECONDS", 200.0)
 
 

@@ -54,7 +54,7 @@ def decoded(coded: CodedStreams, values: dict[str, Floats], recipe: Recipe) -> d
 
 
 def plainly_decoded(coded: CodedStreams, layout: Layout, recipe: Recipe) -> dict[str, Floats]:
-    """Decode as docs/reference/wire-format.md says it, a value at a time."""
+    """Decode one value at a time, as documented in docs/reference/wire-format.md."""
     codes = coded.tensors.get(CODES, np.empty(0, np.uint8)).tobytes()
     scales = list(coded.tensors.get(SCALES, np.empty(0, np.float16)))
     places = iter(coded.tensors.get(POSITIONS, np.empty(0, np.uint8)).tolist())

@@ -33,13 +33,13 @@ class Answering(uvicorn.Server):
 
     @property
     def waiting_bytes(self) -> int:
-        """How much of the answers waits in this process."""
+        """Return the unsent bytes of answers in this process."""
         return sum(
             connection.transport.get_write_buffer_size() for connection in self.server_state.connections
         )  # type: ignore[union-attr]
 
     def connect(self, *, window: int) -> socket.socket:
-        """Come as one whose own system takes no more than this for it."""
+        """Connect with a receive buffer of this size."""
         line = socket.socket()
         line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, window)
         line.settimeout(30)

@@ -138,7 +138,7 @@ def test_mixed_requests_are_answered_in_order(server: Echo, size: int) -> None:
 
 
 def send_until_blocked(line: socket.socket, request: bytes) -> int:
-    """Send a request again and again until the other side takes no more; return the bytes sent."""
+    """Send a request repeatedly until the server reads no more; return the sent bytes."""
     line.setblocking(False)
     total, quiet, unsent = 0, 0, b""
     while quiet < 20:
