@@ -124,12 +124,12 @@ class Served:
     ) -> Silo:
         """Enrol a client with a new key directly in the database, which is faster than HTTP."""
         key, token_id = Ed25519PrivateKey.generate(), new_id("enr")
-        asked = EnrolmentTokenRequest(client_name=name, organisation=organisation)
+        token_request = EnrolmentTokenRequest(client_name=name, organisation=organisation)
         shown = {"public_key": name_of(key), "nonce": "", "proof": ""}
         request = EnrolmentRequest(token="", name=name, profile=PROFILE | profile, **shown)
         with self.database.write() as session:
             lock_federation(session, federation_id)
-            token = add_enrolment_token(session, token_id, federation_id, asked, digest=token_id)
+            token = add_enrolment_token(session, token_id, federation_id, token_request, digest=token_id)
             client = admit_member(session, token, request, None)
         return Silo(client.id, federation_id, key, self.signing(key))
 

@@ -113,7 +113,7 @@ def update_body(
     **manifest: Any,
 ) -> bytes:
     """Make an update."""
-    said = {
+    fields = {
         "federation": silo.federation_id,
         "recipe": {},
         "round": number,
@@ -123,7 +123,7 @@ def update_body(
         "examples": 10,
     }
     sent = {**tensors, "signature": signature} if signature is not None else dict(tensors)
-    return pack(sent, UpdateManifest(**(said | manifest)), compress=compress)
+    return pack(sent, UpdateManifest(**(fields | manifest)), compress=compress)
 
 
 def coded_body(
@@ -147,7 +147,7 @@ def coded_body(
     difference = {name: tensor - before[name] for name, tensor in target.items()}
     coded = encode(difference, by, "test", silo.client_id, number)
     layout = in_order({name: tensor.shape for name, tensor in target.items()})
-    state = {name: before[name] + seen for name, seen in decode(coded, layout, by)}
+    state = {name: before[name] + delta for name, delta in decode(coded, layout, by)}
     streams: dict[str, Array] = dict(coded.tensors)
     change(streams)
     spelt = SentRecipe(**by.model_dump(), against=against).model_dump(mode="json")

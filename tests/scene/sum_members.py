@@ -164,9 +164,9 @@ class SumClient:
         return self._member.keys().model_dump_json().encode()
 
     def _shares(self) -> bytes:
-        own = KeysStep.model_validate_json(self.sent[KEYS])
+        own_keys = KeysStep.model_validate_json(self.sent[KEYS])
         answer = KeysAnswer.model_validate_json(self.answer(KEYS))
-        self._keyed: KeySet = self._member.accept_keys(answer, own)
+        self._keyed: KeySet = self._member.accept_keys(answer, own_keys)
         self._own: OwnShares = self._member.shares(self._keyed)
         return self._own.step.model_dump_json().encode()
 

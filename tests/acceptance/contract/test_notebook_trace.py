@@ -126,16 +126,16 @@ def test_an_independent_client_reproduces_the_notebook(coordinator: Any) -> None
     strangers = [Stranger(coordinator.url, operator, federation, name) for name in ("first", "second")]
     assert operator.post(f"/v1/federations/{federation}/start").json()["state"] == "running"
 
-    for wanted in TRACE["rounds"]:
-        number = wanted["round"]
+    for expected_round in TRACE["rounds"]:
+        number = expected_round["round"]
         for i, stranger in enumerate(strangers):
             assert stranger.brief()["round"] == number
             base = stranger.join(number)
             served = stranger.weights(number, base)
             expected = TRACE["rounds"][number - 2] if number > 1 else None
             _check_served(served, expected, i)
-            stranger.push(number, base, _local(wanted, i))
-        _check_relevance(_published(operator, federation, number), wanted, strangers)
+            stranger.push(number, base, _local(expected_round, i))
+        _check_relevance(_published(operator, federation, number), expected_round, strangers)
 
     for i, stranger in enumerate(strangers):
         finished = stranger.brief()

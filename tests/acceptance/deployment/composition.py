@@ -55,17 +55,17 @@ def dockerfile() -> dict[str, Stage]:
     stages: dict[str, Stage] = {}
     current: Stage | None = None
     for line in filter(None, map(str.strip, text.splitlines())):
-        word, _, rest = line.partition(" ")
+        word, _, argument_line = line.partition(" ")
         if word == "FROM":
-            base, _, name = rest.partition(" AS ")
+            base, _, name = argument_line.partition(" AS ")
             base = arguments.get(base.strip("${}"), base)
             current = Stage(base, list(stages[base].instructions) if base in stages else [])
             stages[name] = current
         elif current is None:
-            key, _, value = rest.partition("=")
+            key, _, value = argument_line.partition("=")
             arguments[key] = value
         else:
-            current.instructions.append((word, rest.strip()))
+            current.instructions.append((word, argument_line.strip()))
     return stages
 
 

@@ -110,16 +110,16 @@ def test_the_coordinator_is_replicable() -> None:
 
 
 def test_secrets_are_files_of_the_services_concerned() -> None:
-    given = {name: set(service.get("secrets", [])) for name, service in SERVICES.items()}
+    secrets_of = {name: set(service.get("secrets", [])) for name, service in SERVICES.items()}
     admin, database = "tessera_admin_token", "tessera_database_password"
-    assert {name for name, secrets in given.items() if admin in secrets} == {"coordinator", "setup"}
-    assert {name for name, secrets in given.items() if database in secrets} == {
+    assert {name for name, secrets in secrets_of.items() if admin in secrets} == {"coordinator", "setup"}
+    assert {name for name, secrets in secrets_of.items() if database in secrets} == {
         "postgres",
         "migrate",
         "coordinator",
     }
     superuser = "tessera_superuser_password"
-    assert {name for name, secrets in given.items() if superuser in secrets} == {"postgres"}
+    assert {name for name, secrets in secrets_of.items() if superuser in secrets} == {"postgres"}
     for name, service in SERVICES.items():
         for variable in service.get("environment", {}):
             secret = re.search(r"(PASSWORD|TOKEN)$", variable)

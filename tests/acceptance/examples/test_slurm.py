@@ -163,9 +163,9 @@ def test_the_scrontab_line_runs_a_turn(login: Login) -> None:
     ]
     when, command = re.fullmatch(r"((?:\S+ ){5})(.*)", line).groups()  # type: ignore[union-attr]
     assert when == "*/15 * * * * "
-    path, rest = command.split(" ", 1)
+    path, rest_of_line = command.split(" ", 1)
     assert path.startswith("PATH=/opt/tessera/.venv/bin:")
-    local_command = rest.replace("/opt/tessera/examples/slurm", str(SCRIPTS))
+    local_command = rest_of_line.replace("/opt/tessera/examples/slurm", str(SCRIPTS))
     local_command = local_command.replace("/silos", f"{login.folder}/silos")
     done = login.run("/bin/sh", "-c", f"PATH={login.path} {local_command}")
     assert done.returncode == 0, done.stderr

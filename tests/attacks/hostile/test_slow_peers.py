@@ -108,9 +108,9 @@ def test_a_peer_that_pauses_is_disconnected(scene: Scene) -> None:
     with ThreadPoolExecutor(len(PAUSES)) as pool:
         pending = {name: pool.submit(run, scene) for name, (run, *_) in PAUSES.items()}
         for name, (_, status, problem, seconds) in PAUSES.items():
-            answer, taken = pending[name].result()
+            answer, waited = pending[name].result()
             assert (answer.status, answer.problem, answer.is_closed) == (status, problem, True), name
-            assert seconds - 0.5 < taken < seconds + 5, name
+            assert seconds - 0.5 < waited < seconds + 5, name
     assert scene.stored() == before
     assert is_answered(scene.silo)
 

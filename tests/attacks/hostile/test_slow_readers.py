@@ -142,8 +142,8 @@ def test_connections_beyond_the_limit_are_answered_503(
             line.sendall(GET)
         answers = [line.recv(65536) for line in lines]
         busy = [answer for answer in answers if answer.startswith(b"HTTP/1.1 503 ")]
-        assert all(b"retry-after: " in one and b"problem:busy" in one for one in busy)
+        assert all(b"retry-after: " in response and b"problem:busy" in response for response in busy)
         assert 10 <= len(busy) <= 12, "a connection of the test's own may be open still"
-        assert all(one.startswith(b"HTTP/1.1 200 ") for one in answers if one not in busy)
+        assert all(response.startswith(b"HTTP/1.1 200 ") for response in answers if response not in busy)
     time.sleep(0.5)
     assert served.http().get("/v1/hello").status_code == 200

@@ -80,7 +80,7 @@ def logs(
 
 def _tessera(agent: AgentProcess, command: str, *, fails: bool = False) -> None:
     """Run an agent's command, and append its output to the agent's log."""
-    mine = {
+    variables = {
         "TESSERA_AGENT_TOKEN": agent.token,
         "TESSERA_AGENT_NAME": agent.name,
         "TESSERA_AGENT_LOG_LEVEL": "debug",
@@ -89,7 +89,7 @@ def _tessera(agent: AgentProcess, command: str, *, fails: bool = False) -> None:
     with (agent.folder / "agent.log").open("ab") as log:
         done = subprocess.run(
             [TESSERA, "agent", command, *named, "--config", str(agent.folder / "silo.toml")],
-            env=environment() | mine,
+            env=environment() | variables,
             stdout=log,
             stderr=log,
             timeout=180,
@@ -150,8 +150,8 @@ def _texts() -> Iterator[str]:
 def test_shown_forms_of_tensors_are_detected() -> None:
     values = np.linspace(0.01, 1.0, 300, dtype=np.float32)
     raw, shown = values.tobytes(), list(_shown(values))
-    for said in (raw.hex(), _base64(raw), repr(raw), str(values.tolist()), str(values)):
-        assert any(form in _without_white_space(said) for form in shown)
+    for shown_form in (raw.hex(), _base64(raw), repr(raw), str(values.tolist()), str(values)):
+        assert any(form in _without_white_space(shown_form) for form in shown)
 
 
 def test_logs_of_a_run_contain_its_events(logs: Logs) -> None:

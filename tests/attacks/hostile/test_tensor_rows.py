@@ -40,9 +40,9 @@ def examples(text: str) -> Callable[[Scene], Any]:
 
     def make(scene: Scene) -> bytes:
         def change(header: dict[str, Any]) -> None:
-            said = header["__metadata__"]["tessera"]
-            header["__metadata__"]["tessera"] = said.replace('"examples":10', f'"examples":{text}')
-            assert header["__metadata__"]["tessera"] != said
+            manifest_text = header["__metadata__"]["tessera"]
+            header["__metadata__"]["tessera"] = manifest_text.replace('"examples":10', f'"examples":{text}')
+            assert header["__metadata__"]["tessera"] != manifest_text
 
         return scene.raw(change)
 

@@ -129,10 +129,10 @@ def test_a_foreign_origin_receives_no_access(served: Served) -> None:
     foreign = {"Origin": "https://example.org", "Content-Type": "text/plain"}
     posted = served.http().post("/v1/federations", content=b"{}", headers=foreign)
     assert (posted.status_code, slug(posted)) == (401, "auth-missing")
-    asked = served.http().options(
+    preflight = served.http().options(
         "/v1/federations", headers=foreign | {"Access-Control-Request-Method": "POST"}
     )
-    for answer in (posted, asked, served.http(ADMIN_TOKEN).get("/v1/federations", headers=foreign)):
+    for answer in (posted, preflight, served.http(ADMIN_TOKEN).get("/v1/federations", headers=foreign)):
         fields = {name.lower() for name in answer.headers}
         assert not any(name.startswith("access-control-") for name in fields)
         assert "set-cookie" not in fields

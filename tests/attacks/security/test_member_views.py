@@ -40,8 +40,8 @@ def test_unit_sketches_do_not_reveal_a_peers_sketch(coordinator: Served) -> None
         assert numbers == [round(value, 2) for value in numbers]
         read.append(row["relevance"][0][row["clients"].index(peer.client_id)])
     exact = coordinator.admin.get(url(spy, 4, "/relevance")).json()
-    mine, column = (exact["clients"].index(client.client_id) for client in (spy, peer))
-    assert exact["similarity"][mine][column] == pytest.approx(secret[3], abs=1e-6), "people see everything"
+    own_row, column = (exact["clients"].index(client.client_id) for client in (spy, peer))
+    assert exact["similarity"][own_row][column] == pytest.approx(secret[3], abs=1e-6), "people see everything"
     assert np.linalg.norm(unit(np.array(read) - 0.5 + 1e-9) - secret) > 0.05
 
 

@@ -149,11 +149,13 @@ class BankSeen:
             counts.groups["reject"],
         ):
             self._violated("I29", f"the bank has other counts of round {number} than were taken: {sums}")
-        told = [(row, json.loads(data)) for row, data in connection.execute(_EVENTS, (self._last_event,))]
-        self._last_event = max((row for row, _ in told), default=self._last_event)
-        if [data for _, data in told] != events:
+        new_events = [
+            (row, json.loads(data)) for row, data in connection.execute(_EVENTS, (self._last_event,))
+        ]
+        self._last_event = max((row for row, _ in new_events), default=self._last_event)
+        if [data for _, data in new_events] != events:
             self._violated(
-                "I29", f"{len(told)} events tell of round {number}, which has {len(events)} changes"
+                "I29", f"{len(new_events)} events tell of round {number}, which has {len(events)} changes"
             )
         self._follow_from_events(number, events, experts)
         after, changed = self._values_after(number, events)

@@ -31,16 +31,16 @@ def counted(world: World, number: int) -> frozenset[str]:
 
 
 def check_receivers(
-    world: World, connection: sqlite3.Connection, number: int, given: list[tuple[Any, ...]]
+    world: World, connection: sqlite3.Connection, number: int, given_rows: list[tuple[Any, ...]]
 ) -> None:
     """Check the weights that a summed round gave to each client."""
-    receivers = {row[1] for row in given if row[2] == number + 1}
+    receivers = {row[1] for row in given_rows if row[2] == number + 1}
     enrolled = {client for (client,) in connection.execute("SELECT id FROM clients WHERE state = 'enrolled'")}
     everyone = {client for (client,) in connection.execute("SELECT id FROM clients")}
     if not enrolled <= receivers <= everyone:  # who is shut out meanwhile may have been given some
         world.violated("I1", f"round {number} gave weights to {sorted(receivers)}, not to {sorted(enrolled)}")
     expected = _after(world, number)
-    for row in given:
+    for row in given_rows:
         values = world.oracle.ledger.given.values[row[0]]
         if values is None:
             continue

@@ -162,8 +162,8 @@ class Meaning:
             reference = self._reference(client, number, body.recipe)
             values = values if reference is None else reference + values
         self.states[client, number] = values
-        kept = self._kept(*state)
-        if not np.array_equal(kept, values):
+        stored_state = self._kept(*state)
+        if not np.array_equal(stored_state, values):
             self._world.violated("I14", f"what is kept of {client}'s update of round {number} is another")
 
     def _reference(self, client: str, number: int, sent: SentRecipe) -> Values | None:

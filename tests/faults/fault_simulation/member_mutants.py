@@ -97,7 +97,9 @@ def does_not_sync_its_journal_of_sums() -> Iterator[None]:
 @replaces(Member, "unmask", lied_to)
 def unmasks_what_nobody_confirmed(_: Any, __: Member, ___: Any, shared: Any, summed: Any) -> UnmaskStep:
     """A member reveals its shares without checking the confirmed sets."""
-    held = {"b": shared.seed_shares, "s": shared.mask_shares}
+    shares_by_kind = {"b": shared.seed_shares, "s": shared.mask_shares}
     kinds = {peer: "b" if peer in summed else "s" for peer in sorted(shared.commitments)}
-    shares = [{"position": peer, "of": of, "share": encode(held[of][peer])} for peer, of in kinds.items()]
+    shares = [
+        {"position": peer, "of": of, "share": encode(shares_by_kind[of][peer])} for peer, of in kinds.items()
+    ]
     return UnmaskStep.model_validate({"shares": shares})

@@ -39,15 +39,15 @@ def check_round(world: World, connection: sqlite3.Connection, round_id: int, num
 
 
 def check_receivers(
-    world: World, connection: sqlite3.Connection, number: int, given: list[tuple[Any, ...]]
+    world: World, connection: sqlite3.Connection, number: int, given_rows: list[tuple[Any, ...]]
 ) -> None:
     """Check the weights that a round gave: the mean of its updates, and nothing else."""
     if world.plan.summed is not None:
-        joint.check_receivers(world, connection, number, given)
+        joint.check_receivers(world, connection, number, given_rows)
         return
     counted = world.oracle.ledger.counted[number]
     expected = _mean(world, number, counted)
-    receivers = {row[1] for row in given if row[2] == number + 1}
+    receivers = {row[1] for row in given_rows if row[2] == number + 1}
     delivered = {
         client: state
         for client, state in connection.execute(
@@ -58,7 +58,7 @@ def check_receivers(
     enrolled = {client for client, state in delivered.items() if state == "enrolled"}
     if not enrolled <= receivers <= delivered.keys():  # who is shut out meanwhile may have been given some
         world.violated("I1", f"round {number} gave weights to {sorted(receivers)}, not to {sorted(enrolled)}")
-    for row in given:
+    for row in given_rows:
         values = world.oracle.ledger.given.values[row[0]]
         if values is None:
             continue
@@ -88,12 +88,12 @@ def check_joined(world: World, receivers: list[tuple[Any, ...]]) -> None:
                 world.violated("I2", f"{row[1]} was given something else than what round {last} counted")
             continue
         places = _places(world, last)
-        found = {client for client, place in places.items() if values[place] != 0}
-        share = 1 / len(found) if found else 0.0
-        remainder = np.delete(values[:-NOISE], [places[client] for client in found])
-        if not found <= counted or remainder.any():
+        counted_clients = {client for client, place in places.items() if values[place] != 0}
+        share = 1 / len(counted_clients) if counted_clients else 0.0
+        remainder = np.delete(values[:-NOISE], [places[client] for client in counted_clients])
+        if not counted_clients <= counted or remainder.any():
             world.violated("I2", f"{row[1]} was given something else than what round {last} counted")
-        elif any(abs(values[places[client]] - share) > _CLOSE for client in found):
+        elif any(abs(values[places[client]] - share) > _CLOSE for client in counted_clients):
             world.violated("I2", f"{row[1]} was given unequal shares")
 
 

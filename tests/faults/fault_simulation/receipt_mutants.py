@@ -104,9 +104,9 @@ def keeps_only_the_first_of_several(
     _: Any, database: Any, updates: Sequence[ValidatedUpdate]
 ) -> list[CommitResult]:
     """One update of a group commit is stored, and all get receipts."""
-    (kept,) = commit.commit_updates(database, updates[:1])
+    (receipt_kept,) = commit.commit_updates(database, updates[:1])
     others = [
-        kept.receipt.model_copy(
+        receipt_kept.receipt.model_copy(
             update={
                 "digest": update.received.digest,
                 "bytes": update.received.size,
@@ -115,4 +115,4 @@ def keeps_only_the_first_of_several(
         )
         for update in updates[1:]
     ]
-    return [kept, *(CommitResult(receipt, is_new=True) for receipt in others)]
+    return [receipt_kept, *(CommitResult(receipt, is_new=True) for receipt in others)]

@@ -101,8 +101,8 @@ def decodes_against_another_round(newest: Any, session: Any, client_id: str, num
         return None
     counted = select(UpdateRow).where(UpdateRow.reject_reason.is_(None), UpdateRow.id != row.id)
     earlier = counted.where(UpdateRow.round_number < number)
-    other = session.scalar(earlier.order_by(UpdateRow.client_id != client_id, UpdateRow.id))
-    read = other or row
+    other_row = session.scalar(earlier.order_by(UpdateRow.client_id != client_id, UpdateRow.id))
+    read = other_row or row
     return SimpleNamespace(
         digest=row.digest,
         state_payload_id=read.state_payload_id,

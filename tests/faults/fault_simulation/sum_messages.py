@@ -122,7 +122,7 @@ class SumsSent:
         """Yield, for each received confirmation, whether it permits unmasking."""
         agent = place[0]
         names = {index: client for client, index in self._world.index_of_clients().items()}
-        own = [member.client for member in terms.members].index(names[agent])
+        own_position = [member.client for member in terms.members].index(names[agent])
         for first in self._read(place, _SHARES, SharesAnswer):
             sharing = dict(zip(first.members, first.commitments, strict=True))
             for second in self._read(place, _MASKED, MaskedAnswer):
@@ -139,7 +139,7 @@ class SumsSent:
                     members = set(third.members)
                     yield (
                         is_large
-                        and own in masked
+                        and own_position in masked
                         and masked <= sharing.keys()
                         and members <= masked
                         and len(members) >= terms.threshold

@@ -77,10 +77,10 @@ def closes_phases_twice() -> Iterator[None]:
                     if store.newest(session, row.id) is None:
                         sessions.open_first(session, federation, current, now, key)
                     continue
-                there = session.get(SumSessionRow, summed.id)
+                current_row = session.get(SumSessionRow, summed.id)
                 for name in ("state", "version", "closed", "phase_opened_at"):
-                    set_committed_value(there, name, getattr(summed, name))
-                sessions.advance(session, current, there, now, key)
+                    set_committed_value(current_row, name, getattr(summed, name))
+                sessions.advance(session, current, current_row, now, key)
         return bool(due)
 
     def transition(session: Any, row: SumSessionRow, changes: Any) -> None:

@@ -46,7 +46,7 @@ class Summed:
     @cached_property
     def closed(self) -> dict[str, list[int]]:
         """The positions of those who answered each phase that has closed."""
-        return {phase: one["members"] for phase, one in json.loads(self.written_closed).items()}
+        return {phase: closing["members"] for phase, closing in json.loads(self.written_closed).items()}
 
     @property
     def first_phase(self) -> str:

@@ -45,7 +45,11 @@ class Sums:
 
     def session(self, round_number: int, number: int) -> Summed | None:
         """Return a session by its round and number."""
-        matches = [one for one in self.sessions.values() if (one.round, one.number) == (round_number, number)]
+        matches = [
+            candidate
+            for candidate in self.sessions.values()
+            if (candidate.round, candidate.number) == (round_number, number)
+        ]
         return matches[0] if matches else None
 
     def look(self, connection: sqlite3.Connection, actor: str) -> None:
@@ -203,8 +207,10 @@ class Sums:
             self._violated("I21", f"{name} closed with others than have answered")
         if len(answered) < before.least(phase):
             self._violated("I27", f"{name} closed with {len(answered)} members")
-        enrolled = {one for (one,) in connection.execute("SELECT id FROM clients WHERE state = 'enrolled'")}
-        missing = {one for one in before.invited(phase) - answered if before.client(one) in enrolled}
+        enrolled = {
+            place for (place,) in connection.execute("SELECT id FROM clients WHERE state = 'enrolled'")
+        }
+        missing = {place for place in before.invited(phase) - answered if before.client(place) in enrolled}
         if missing and ledger.seconds_since(before.phase_opened_at) < before.patience(phase):
             self._violated("I4", f"{name} closed before its end, waiting for {len(missing)}")
         if before.invited(phase) - answered:

@@ -140,9 +140,11 @@ class PruningWatch:
         """Return the clients and rounds whose tensors can still be requested."""
         rounds = self._lasting_rounds()
         if kind == "update":
-            return {(client, one) for client, one in self._all(kind) if one in rounds} | self._last_counted()
+            return {
+                (client, round_number) for client, round_number in self._all(kind) if round_number in rounds
+            } | self._last_counted()
         return {
-            (client, max(one for one in numbers if one <= number))
+            (client, max(round_number for round_number in numbers if round_number <= number))
             for client, numbers in self._world.oracle.ledger.given.rounds().items()
             for number in rounds
             if min(numbers) <= number

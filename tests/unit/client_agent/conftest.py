@@ -125,9 +125,9 @@ def started(served: Served, participant: Callable[..., Participant]) -> Callable
 
     def start(transport: httpx.BaseTransport | None = None, **plan: Any) -> Participant:
         federation_id = served.federation(**plan)
-        who = participant(federation_id, transport)
+        agent = participant(federation_id, transport)
         served.start_federation(federation_id)
-        return who
+        return agent
 
     return start
 

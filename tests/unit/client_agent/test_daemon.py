@@ -132,10 +132,10 @@ def test_proxy_error_page_does_not_end_the_agent(served: Served, started: Enroll
 
 def test_revoked_key_ends_the_agent(served: Served, participant: Enrolled) -> None:
     federation_id = served.federation(**alone_plan())
-    who = participant(federation_id)
-    served.admin.delete(f"/v1/federations/{federation_id}/clients/{who.session.client_id}")
+    agent = participant(federation_id)
+    served.admin.delete(f"/v1/federations/{federation_id}/clients/{agent.session.client_id}")
     with pytest.raises(CoordinatorRefused, match="key-revoked"):
-        run(who, limited_sleep(5))
+        run(agent, limited_sleep(5))
 
 
 def test_preparation_without_alignment_needs_no_pack(started: Enrolled) -> None:

@@ -125,11 +125,11 @@ def test_interrupted_rotation_is_reported_with_a_remedy(
     else:
         (folder / "next.key").rename(folder / "client.key")
         (folder / "next.key").write_bytes(old)
-    (said,) = (finding for finding in findings(file) if finding.subject == "identity")
-    assert said.passed != is_known, "the old key is over"
+    (identity_finding,) = (finding for finding in findings(file) if finding.subject == "identity")
+    assert identity_finding.passed != is_known, "the old key is over"
     assert (
         "next.key is a new key not yet in use: `tessera agent rotate-key` completes the rotation"
-        in said.detail
+        in identity_finding.detail
     )
 
 

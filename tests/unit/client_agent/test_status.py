@@ -34,11 +34,11 @@ def test_status_follows_an_agent_from_enrolment_to_end(
 ) -> None:
     file = config_beside(tmp_path, url=served.url)
     federation_id = served.federation(**alone_plan())
-    who = participant(federation_id)
+    agent = participant(federation_id)
     waiting = status(file, exit_code=1)
     assert (waiting["name"], waiting["client"], waiting["federation"]) == (
         "aster",
-        who.session.client_id,
+        agent.session.client_id,
         federation_id,
     )
     assert (waiting["running"], waiting["rounds"]) == (False, [])
@@ -48,7 +48,7 @@ def test_status_follows_an_agent_from_enrolment_to_end(
     served.start_federation(federation_id)
     with exclusive(tmp_path):
         assert status(file, exit_code=0)["coordinator"].startswith("round 1 is ")
-        run(who, limited_sleep(500))
+        run(agent, limited_sleep(500))
     ended = status(file, exit_code=0)
     assert (ended["running"], ended["coordinator"]) == (False, "the federation is finished")
     assert [entry["round"] for entry in ended["rounds"]] == [2, 1]
@@ -61,7 +61,7 @@ def test_status_follows_an_agent_from_enrolment_to_end(
         "personal": view["scores"]["kept"],
         "scores": view["scores"][view["scores"]["kept"]],
         "learning_rate": 0.01,
-        "bytes_sent": len(who.workspace.rounds.open(2).read(UPDATE)),
+        "bytes_sent": len(agent.workspace.rounds.open(2).read(UPDATE)),
         "gates": None,
     }
     assert ended["learning_rate"] is None  # the plan names the rate
@@ -113,11 +113,11 @@ def test_unreachable_coordinator_or_revoked_client_fails_status(
     served: Served, participant: Enrolled, tmp_path: Path
 ) -> None:
     federation_id = served.federation(**alone_plan())
-    who = participant(federation_id)
+    agent = participant(federation_id)
     with exclusive(tmp_path):
         gone = status(config_beside(tmp_path), exit_code=1)
         assert "did not answer" in gone["coordinator"]
-        served.admin.delete(f"/v1/federations/{federation_id}/clients/{who.session.client_id}")
+        served.admin.delete(f"/v1/federations/{federation_id}/clients/{agent.session.client_id}")
         revoked = status(config_beside(tmp_path, url=served.url), exit_code=1)
         assert "key-revoked" in revoked["coordinator"]
         assert revoked["running"]

@@ -103,14 +103,14 @@ def test_work_compares_outputs_on_fetched_texts(
     path = f"/v1/federations/{federation_id}"
     texts = [{"id": name, "prompt": "COPY abc=", "answer": name} for name in ("abc", "cab")]
     assert served.admin.put(f"{path}/anchors", json={"anchors": texts}).status_code == 201
-    who = participant(federation_id)
+    agent = participant(federation_id)
     assert served.admin.post(f"{path}/start").status_code == 200
-    next_brief(who)
+    next_brief(agent)
     tasks = []
     while machines.sync().next == "work" and "train" not in tasks:
         tasks.append(machines.work())
     assert tasks == ["prepare", "train"]
-    sent = sent_outputs(who.workspace.rounds.open(1))
+    sent = sent_outputs(agent.workspace.rounds.open(1))
     assert {name: tensor.shape for name, tensor in sent.items()} == dict.fromkeys(sent, (8, 8))
     assert sent.keys() == {"outputs.bytes", "outputs.shares"}
 
@@ -160,9 +160,9 @@ def test_newcomer_joins_with_the_sketch_of_work(
         )
         served.start_federation(federation_id)
         assert take_part(founder, next_brief(founder))
-    who = participant(federation_id)
-    next_brief(who)
-    folder = who.workspace.rounds.open(2)
+    agent = participant(federation_id)
+    next_brief(agent)
+    folder = agent.workspace.rounds.open(2)
     assert machines.sync().next == "work"
     assert machines.work() == "prepare"
     assert folder.has(JOIN)
@@ -183,10 +183,10 @@ def test_work_builds_pack_and_sketches_from_fetched_data(
     path = f"/v1/federations/{federation_id}"
     anchors = [anchor.model_dump() for anchor in anchors_for()][:8]
     assert served.admin.put(f"{path}/anchors", json={"anchors": anchors}).is_success
-    who = participant(federation_id)
+    agent = participant(federation_id)
     answer = served.admin.post(f"{path}/start")
     assert answer.is_success, answer.text
-    next_brief(who)
+    next_brief(agent)
     assert machines.sync().next == "work"
     assert machines.work() == "prepare"
     assert machines.pending() is None
@@ -194,7 +194,7 @@ def test_work_builds_pack_and_sketches_from_fetched_data(
     (stored,) = served.admin.get(f"{path}/alignments").json()["items"]
     assert stored["base_model"] == silo.base.slug
     assert machines.work() == "train"
-    assert who.workspace.rounds.open(1).has(UPDATE)
+    assert agent.workspace.rounds.open(1).has(UPDATE)
 
 
 def test_update_without_reference_is_rebuilt_by_work(started: Enrolled, machines: Machines) -> None:
@@ -225,15 +225,15 @@ def test_summed_updates_require_a_waiting_sync(
     served: Served, participant: Enrolled, machines: Machines
 ) -> None:
     federation_id = served.federation(**summed_plan(3))
-    who = participant(federation_id)
+    agent = participant(federation_id)
     served.start_federation(federation_id)
-    next_brief(who)
+    next_brief(agent)
     with pytest.raises(SumNeedsNetwork, match=r"within 120 s.*--wait"):
         machines.sync(waits=False)
     for _ in range(2):
         assert machines.sync().next == "work"
         machines.work()
-    folder = who.workspace.rounds.open(1)
+    folder = agent.workspace.rounds.open(1)
     assert folder.has(INPUT)
 
     def ends(client: Any) -> None:

@@ -39,11 +39,11 @@ def test_shipped_model_is_the_tiny_example_model() -> None:
 
 
 def test_silos_have_rows_of_one_task_that_differ(tmp_path: Path) -> None:
-    made = QuickstartFolder.create(tmp_path / "first")
+    quickstart = QuickstartFolder.create(tmp_path / "first")
     rows: list[str] = []
     letters: list[set[str]] = []
     for silo in SILOS:
-        data = load_data(made.path / silo, validation_share=0)
+        data = load_data(quickstart.path / silo, validation_share=0)
         assert (len(data.train), len(data.test)) == (8, folder.HELD_OUT)
         for example in [*data.train, *data.test]:
             letters_asked = example.prompt.removeprefix("CIPHER ").removesuffix("=")

@@ -84,9 +84,9 @@ def test_example_studies_have_valid_plans(tmp_path: Path) -> None:
         for name in read.method:
             control = control_of(read, name, all_plans[name])
             if control is not None:
-                mine, control_plan = all_plans[name], all_plans[control]
-                rates = mine.training.learning_rate, control_plan.training.learning_rate
-                assert (mine.adapter, rates[0]) == (control_plan.adapter, rates[1]), name
+                own_plan, control_plan = all_plans[name], all_plans[control]
+                rates = own_plan.training.learning_rate, control_plan.training.learning_rate
+                assert (own_plan.adapter, rates[0]) == (control_plan.adapter, rates[1]), name
         for name, plan in plan_by_method.items():
             assert plan.rounds.min_clients == len(read.founders)
             shipped = BUILT_IN[name].plan.get("strategy", {}) if name in BUILT_IN else None

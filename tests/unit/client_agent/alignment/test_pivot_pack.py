@@ -253,14 +253,14 @@ def test_packs_are_built_offline_between_syncs(
         file = config_beside(home, url=running.served.url, model=model, pivot_model=running.pivot)
         return Machines(file, participant.trainer.silo, monkeypatch)
 
-    pivotal, other = machines("pivotal", running.pivot), machines("other", running.other)
-    assert other.sync().next == "work"
-    assert other.work() == "prepare"
-    waiting = other.sync(waits=False)
+    pivotal, aligned_agent = machines("pivotal", running.pivot), machines("other", running.other)
+    assert aligned_agent.sync().next == "work"
+    assert aligned_agent.work() == "prepare"
+    waiting = aligned_agent.sync(waits=False)
     assert waiting.next == "nothing"
     assert "is not stored yet" in waiting.reason
-    assert other.pending() is None
-    for silo in (pivotal, other):
+    assert aligned_agent.pending() is None
+    for silo in (pivotal, aligned_agent):
         assert silo.sync().next == "work"
         assert silo.work() == "prepare"
         assert silo.sync().next == "work"

@@ -63,8 +63,8 @@ ROWS: dict[str, dict[str, Any]] = {
 
 
 def example(name: str, **changes: Any) -> Example:
-    (made,) = template(name)([Row("rows.jsonl line 1", ROWS[name] | changes)])
-    return made
+    (read_example,) = template(name)([Row("rows.jsonl line 1", ROWS[name] | changes)])
+    return read_example
 
 
 def test_templates_all_have_a_test_row() -> None:

@@ -140,16 +140,16 @@ def test_choice_between_two_formats_is_reported(tmp_path: Path) -> None:
 
 def test_null_columns_of_parquet_are_absent(tmp_path: Path) -> None:
     call = {"type": "function", "function": {"name": "price", "arguments": {"item": "pot"}}}
-    other = {"type": "function", "function": {"name": "stock", "arguments": {"shop": "x"}}}
+    call_message = {"type": "function", "function": {"name": "stock", "arguments": {"shop": "x"}}}
     rows = [
         {**PLAIN, "messages": None},
         {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "tool_calls": [call]}]},
-        {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "tool_calls": [other]}]},
+        {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "tool_calls": [call_message]}]},
     ]
     plain, first, second = load_examples(write_parquet(tmp_path / "rows.parquet", rows)).examples
     assert (plain.prompt, first.completion) == ("a", "")
     assert json.loads(first.answer_fields) == {"tool_calls": [call]}
-    assert json.loads(second.answer_fields) == {"tool_calls": [other]}
+    assert json.loads(second.answer_fields) == {"tool_calls": [call_message]}
 
 
 @pytest.mark.parametrize(

@@ -161,8 +161,8 @@ def test_gguf_file_without_tensor_is_refused(tmp_path: Path) -> None:
 def test_loaded_tensors_equal_the_hashed_ones(tmp_path: Path, in_shards: bool) -> None:
     folder = sharded(tmp_path / "tiny") if in_shards else Path(changed(tmp_path / "tiny"))
     for name in ("pytorch_model.bin", "consolidated.safetensors", "model.fp16.safetensors"):
-        other = {key: tensor + 1 for key, tensor in load_file(MODELS["S"] / WEIGHTS).items()}
-        save_file(other, folder / name, {"format": "pt"})
+        different = {key: tensor + 1 for key, tensor in load_file(MODELS["S"] / WEIGHTS).items()}
+        save_file(different, folder / name, {"format": "pt"})
     base = load_base_model(str(folder), device=CPU)
     assert base.slug == base_model_slug(str(MODELS["S"]))
     loaded = {name: tensor.half() for name, tensor in base.model.state_dict().items()}

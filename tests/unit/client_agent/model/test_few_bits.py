@@ -126,8 +126,8 @@ def test_packs_of_bfloat16_and_float32_models_agree() -> None:
         plan = AlignmentPlan(pivot=pivot.slug, anchors=64)
         adapter = AdapterPlan(rank=8, blocks=1, roles=("v", "down"))
         pivots_pack = pivot_pack(pivot, anchors, adapter, plan, "f")
-        found = aligned_pack(base, pivot, pivots_pack, anchors, adapter, plan, "f").manifest.errors
-        errors.append([e for error in found.values() for e in (error.a, error.b_token, error.b_task)])
+        pack_errors = aligned_pack(base, pivot, pivots_pack, anchors, adapter, plan, "f").manifest.errors
+        errors.append([e for error in pack_errors.values() for e in (error.a, error.b_token, error.b_task)])
     assert errors[1] == pytest.approx(errors[0], rel=0.03, abs=0.01)
 
 

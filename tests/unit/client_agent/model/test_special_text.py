@@ -154,8 +154,11 @@ def test_chat_has_the_ids_of_its_template(tokenizer: PreTrainedTokenizerFast) ->
     messages = [turn.message() for turn in (*turns, Turn("assistant", "hello"))]
     rendered = tokenizer.apply_chat_template(messages, tokenize=False).rstrip()
     assert list(text.ids) == tokenizer(rendered, add_special_tokens=False)["input_ids"]
-    learnt = rendered_chat((*turns, Turn("assistant", "hello")), tokenizer)
-    assert [learnt.text[a:b] for a, b in learnt.spans] == ["mean hello<|im_end|>", "hello<|im_end|>"]
+    learnt_chat = rendered_chat((*turns, Turn("assistant", "hello")), tokenizer)
+    assert [learnt_chat.text[a:b] for a, b in learnt_chat.spans] == [
+        "mean hello<|im_end|>",
+        "hello<|im_end|>",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -128,7 +128,7 @@ def test_killed_agent_sends_and_keeps_the_same_bytes(
     two.run_round("aster")
     brief, participant = two.brief("aster"), two.members["aster"]
     writes, folder = storage_files.write_durably, participant.workspace.rounds.open(brief.round)
-    seen: dict[str, set[bytes]] = {RESIDUAL: set(), MEASURES: set(), UPDATE: set()}
+    bodies_seen: dict[str, set[bytes]] = {RESIDUAL: set(), MEASURES: set(), UPDATE: set()}
     files = (BRIEF, WEIGHTS, TRAINED, SKETCH, RESIDUAL, MEASURES, UPDATE, RECEIPT, SCORES_SENT)
     for name in files:
         for is_written in (False, True):
@@ -143,9 +143,9 @@ def test_killed_agent_sends_and_keeps_the_same_bytes(
                 patched.setattr(round_folder, "write_durably", dying_writes)
                 with pytest.raises(Killed):
                     take_part(participant, brief)
-            for file, contents in seen.items():
+            for file, contents in bodies_seen.items():
                 contents |= {folder.read(file)} if folder.has(file) else set()
-    assert [len(contents) for contents in seen.values()] == [1, 1, 1]
+    assert [len(contents) for contents in bodies_seen.values()] == [1, 1, 1]
 
 
 def test_measures_file_lists_density_and_residual_per_round(

@@ -270,9 +270,9 @@ def test_export_does_not_replace_a_file(folder: Path, tmp_path: Path) -> None:
 def test_pack_of_another_model_is_refused(silo: Silo, folder: Path, tmp_path: Path) -> None:
     plan, pack = tmp_path / "plan.json", tmp_path / "pack.safetensors"
     plan.write_text(json.dumps(ALONE))
-    made = random_pack(silo.base, AdapterPlan(), AlignmentPlan(pivot=silo.base.slug), "test")
-    manifest = made.manifest.model_copy(update={"base_model": "llama-96x4-000000000000"})
-    pack.write_bytes(Pack(made.tensors, manifest).to_body())
+    foreign_pack = random_pack(silo.base, AdapterPlan(), AlignmentPlan(pivot=silo.base.slug), "test")
+    manifest = foreign_pack.manifest.model_copy(update={"base_model": "llama-96x4-000000000000"})
+    pack.write_bytes(Pack(foreign_pack.tensors, manifest).to_body())
     done = tessera("train", "--config", folder / "silo.toml", "--plan", plan, "--pack", pack)
     assert done.exit_code == 1, done.output
     assert "is of llama-96x4-000000000000" in done.stderr

@@ -40,8 +40,8 @@ def test_coded_weights_take_a_fraction_of_dense_bytes(
     folder = scene.run_rounds(2)
     dense = scene.who.session.api.weights(scene.federation_id, 2)
     assert folder.base == dense.digest
-    coded, there = values(scene, folder.read(WEIGHTS)), values(scene, dense.body)
-    for name, exact in there.items():
+    coded, exact_values = values(scene, folder.read(WEIGHTS)), values(scene, dense.body)
+    for name, exact in exact_values.items():
         np.testing.assert_allclose(coded[name], exact, atol=0.02 * max(1e-6, np.abs(exact).max()))
     first, second = bytes_down(scene)[:2]
     assert second - len(dense.body) < 0.6 * first
@@ -100,16 +100,16 @@ def test_unsigned_coded_weights_are_downloaded_dense_instead(
 ) -> None:
     scene = LoneSilo(served, participant)
     scene.run_rounds()
-    who, honest = scene.who, scene.who.session.api
+    agent, honest = scene.who, scene.who.session.api
     with CoordinatorApi(
         served.url,
-        key=read_key(who.workspace.folder),
-        server_key=who.session.server_key,
+        key=read_key(agent.workspace.folder),
+        server_key=agent.session.server_key,
         deadline_seconds=5,
         sleep=lambda _: None,
         transport=ChangedWeights(change),
-    ) as who.session.api:
-        assert take_part(who, scene.brief())
-    who.session.api = honest
+    ) as agent.session.api:
+        assert take_part(agent, scene.brief())
+    agent.session.api = honest
     assert "downloading dense ones" in caplog.text
-    assert who.workspace.rounds.open(2).read(WEIGHTS) == honest.weights(scene.federation_id, 2).body
+    assert agent.workspace.rounds.open(2).read(WEIGHTS) == honest.weights(scene.federation_id, 2).body

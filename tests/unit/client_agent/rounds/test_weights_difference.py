@@ -146,12 +146,12 @@ def test_changed_difference_is_replaced_by_dense_weights(
 ) -> None:
     scene = LoneSilo(served, participant, wire=INT8)
     scene.run_rounds()
-    who, honest = scene.who, scene.who.session.api
-    with api_through(scene, ChangedDifferences(change)) as who.session.api:
-        assert take_part(who, scene.brief())
-    who.session.api = honest
+    agent, honest = scene.who, scene.who.session.api
+    with api_through(scene, ChangedDifferences(change)) as agent.session.api:
+        assert take_part(agent, scene.brief())
+    agent.session.api = honest
     assert "downloading dense" in caplog.text
-    assert who.workspace.rounds.open(2).read(WEIGHTS) == served_whole(scene, 2)
+    assert agent.workspace.rounds.open(2).read(WEIGHTS) == served_whole(scene, 2)
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before the file", "after the file"])

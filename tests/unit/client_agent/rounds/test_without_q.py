@@ -42,9 +42,9 @@ def require_shared(served: Served, federation_id: str, folder: Path, mix: str, *
     served.start_federation(federation_id)
     agents = take_part(served, federation_id, folder)
     for name, peer in (NAMES, NAMES[::-1]):
-        rounds = {who: agents[who].workspace.rounds for who in NAMES}
+        rounds = {member: agents[member].workspace.rounds for member in NAMES}
         trained, sent = (
-            TrainingResult.from_bytes(rounds[who].open(1).read(TRAINED)).adapter for who in (name, peer)
+            TrainingResult.from_bytes(rounds[member].open(1).read(TRAINED)).adapter for member in (name, peer)
         )
         assert {tensor: values.shape for tensor, values in sent.items()} == layout
         assert all(values.any() for values in sent.values())

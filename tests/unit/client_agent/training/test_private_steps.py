@@ -53,10 +53,10 @@ def base(tiny: Callable[..., BaseModel]) -> BaseModel:
 @pytest.fixture(params=["lora", "pq", "gated"])
 def adapter(request: pytest.FixtureRequest, base: BaseModel) -> Iterator[Adapter]:
     if request.param == "lora":
-        made = inject_lora(base, ADAPTER)
+        lora = inject_lora(base, ADAPTER)
     else:
-        made = inject_random_pq(base, ADAPTER, gated=request.param == "gated")
-    with made as injected:
+        lora = inject_random_pq(base, ADAPTER, gated=request.param == "gated")
+    with lora as injected:
         torch.manual_seed(3)
         with torch.no_grad():
             for parameter in injected.named_parameters().values():

@@ -71,13 +71,15 @@ def test_a_report_contains_plan_roster_members_and_rounds(
     assert not first["revoked_at"]
     assert [m["epsilon"] for m in (first, second, third)] == ["0.53", "0.53", None]
     assert [m["training_epsilon"] for m in (first, second, third)] == ["1.25", "0.75", None]
-    one, two = report["rounds"]
-    assert (one["state"], two["state"], two["reason"]) == ("published", "abandoned", "finished")
-    assert one["counted"] == [first["client"], second["client"]]
+    first_round, two = report["rounds"]
+    assert (first_round["state"], two["state"], two["reason"]) == ("published", "abandoned", "finished")
+    assert first_round["counted"] == [first["client"], second["client"]]
     assert two["counted"] == []
-    assert (one["mixing"], two["mixing"]) == ({"better": 1, "worse": 0, "noise": 1}, None)
+    assert (first_round["mixing"], two["mixing"]) == ({"better": 1, "worse": 0, "noise": 1}, None)
     assert "1 better, 0 worse, 1 within noise" in page(report)
-    assert one["bytes"]["up"] == sum(part["bytes"]["up"] for part in one["participations"]) > 0
+    assert (
+        first_round["bytes"]["up"] == sum(part["bytes"]["up"] for part in first_round["participations"]) > 0
+    )
     assert [part["state"] for part in two["participations"]] == ["revoked"]
 
 

@@ -67,14 +67,14 @@ def test_a_stream_resumes_after_last_event_id(coordinator: Served) -> None:
 
 def test_clients_receive_no_events_of_other_clients(coordinator: Served) -> None:
     federation_id = coordinator.federation(rounds={"min_clients": 1})
-    one, two = coordinator.enrol(federation_id, "a"), coordinator.enrol(federation_id, "b")
+    first_client, two = coordinator.enrol(federation_id, "a"), coordinator.enrol(federation_id, "b")
     coordinator.start_federation(federation_id)
     with following(two.http, federation_id, last=0) as events:
         first, second = next(events), next(events)
     assert first["data"]["client_id"] == two.client_id
     assert second["event"] == "round"
     assert second["data"]["round"] == 1
-    assert one.client_id not in json.dumps([first, second])
+    assert first_client.client_id not in json.dumps([first, second])
 
 
 def test_a_revoked_clients_stream_ends(coordinator: Served) -> None:

@@ -100,9 +100,9 @@ def test_an_aggregation_is_a_span_with_its_statements(traced: Traced) -> None:
 def test_an_agents_trace_continues_in_the_coordinator(traced: Traced) -> None:
     provider, _ = in_memory()
     with CoordinatorApi(traced.served.url, key=Ed25519PrivateKey.generate(), deadline_seconds=10) as api:
-        with provider.get_tracer("an agent").start_as_current_span("round 3") as mine:
+        with provider.get_tracer("an agent").start_as_current_span("round 3") as agent_span:
             api.hello()
-        context = mine.get_span_context()
+        context = agent_span.get_span_context()
         (span,) = (
             s for s in traced.named("GET /v1/hello") if s.context and s.context.trace_id == context.trace_id
         )

@@ -78,8 +78,8 @@ def test_final_scores_do_not_change_earlier_scores(coordinator: Served) -> None:
         assert send_scores(silo, 1, scored({"loss": 1.0})) == (204, "")
     one_round(coordinator, federation_id, silos, 1, [1.0, 3.0])
     (silo, _), sent = silos, scored({"loss": 1.0})
-    other = scored({"loss": 0.5}) | {"final": FINAL}
-    for changed in (other, sent | {"kept": "served", "final": FINAL}):
+    later_scores = scored({"loss": 0.5}) | {"final": FINAL}
+    for changed in (later_scores, sent | {"kept": "served", "final": FINAL}):
         assert send_scores(silo, 1, changed) == (409, "round-closed")
     assert [send_scores(silo, 1, sent | {"final": FINAL}) for _ in range(2)] == [(204, "")] * 2
     again = sent | {"final": {"loss": {"value": 0.125, "count": 96}}}

@@ -79,9 +79,9 @@ def staged(database: Database, body: bytes, step: int) -> StagedPayload:
 
 
 def test_a_staged_payload_is_adopted_under_its_digest(database: Database) -> None:
-    made = staged(database, BODY, 700_001)
+    staged_payload = staged(database, BODY, 700_001)
     with database.write() as session:
-        payload_id = made.adopt(session)
+        payload_id = staged_payload.adopt(session)
     with database.read() as session:
         assert payloads.read(session, payload_id, 0, len(BODY)) == BODY
         assert session.scalars(select(PayloadRow.digest)).one() == digest_of(BODY)

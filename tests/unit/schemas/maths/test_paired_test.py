@@ -22,10 +22,10 @@ PRINTED = [
 ]
 
 
-@pytest.mark.parametrize(("freedom", "five", "one"), PRINTED)
-def test_the_upper_tail_matches_printed_tables(freedom: int, five: float, one: float) -> None:
+@pytest.mark.parametrize(("freedom", "five", "one_percent"), PRINTED)
+def test_the_upper_tail_matches_printed_tables(freedom: int, five: float, one_percent: float) -> None:
     assert upper_tail(five, freedom) == pytest.approx(0.05, abs=5e-5)
-    assert upper_tail(one, freedom) == pytest.approx(0.01, abs=1e-5)
+    assert upper_tail(one_percent, freedom) == pytest.approx(0.01, abs=1e-5)
     assert upper_tail(-five, freedom) == pytest.approx(0.95, abs=5e-5)
     assert upper_tail(0.0, freedom) == 0.5
 

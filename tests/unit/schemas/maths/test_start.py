@@ -51,10 +51,10 @@ def test_served_zeros_of_a_pair_mean_its_start() -> None:
     }
     layout = {name: values.shape for name, values in served.items()}
     start = first_a("l0.q.A", (2, 5), 7).reshape(2, 5)
-    seen = {name: from_start(name, served.__getitem__, 7, layout) for name in served}
-    assert (seen["l0.q.A"] == start).all()
-    assert not seen["b0.q.P"].any()
-    assert not seen["l0.q.B"].any()
+    started = {name: from_start(name, served.__getitem__, 7, layout) for name in served}
+    assert (started["l0.q.A"] == start).all()
+    assert not started["b0.q.P"].any()
+    assert not started["l0.q.B"].any()
     served["l0.q.B"][0, 0] = 1
     assert not from_start(
         "l0.q.A", served.__getitem__, 7, {name: values.shape for name, values in served.items()}
