@@ -38,25 +38,25 @@ class LoneSilo:
         plan = {"strategy": {"name": "fedavg"}, "rounds": {"total": 9, "min_clients": 1}} | plan
         self.served = served
         self.federation_id = served.federation(**alone_plan(**({"adapter": PQ} | plan)))
-        self.who = enrol(self.federation_id)
+        self.participant = enrol(self.federation_id)
         served.start_federation(self.federation_id)
 
     def brief(self) -> RoundBrief:
-        return next_brief(self.who)
+        return next_brief(self.participant)
 
     def run_rounds(self, rounds: int = 1) -> RoundFolder:
         """Take part in the next rounds; return the last one's folder."""
         for _ in range(rounds):
             brief = self.brief()
-            assert take_part(self.who, brief)
-        return self.who.workspace.rounds.open(brief.round)
+            assert take_part(self.participant, brief)
+        return self.participant.workspace.rounds.open(brief.round)
 
     def repeat(self, folder: RoundFolder, *names: str) -> None:
         folder.forget(*names, SCORES_SENT)
-        assert take_part(self.who, RoundBrief.model_validate_json(folder.read(BRIEF)))
+        assert take_part(self.participant, RoundBrief.model_validate_json(folder.read(BRIEF)))
 
     def stored(self, layout: Layout) -> Arrays:
-        path = f"/v1/federations/{self.federation_id}/clients/{self.who.session.client_id}/adapter"
+        path = f"/v1/federations/{self.federation_id}/clients/{self.participant.session.client_id}/adapter"
         return tensors_of(self.served.admin.get(path), layout)
 
 

@@ -55,7 +55,7 @@ class Answer:
 class Scene:
     """A federation in its first round, and clients of every kind.
 
-    `silo` and `other` have joined, `delivered` has done that too, `newcomer` has done nothing, `revoked` was
+    `silo` and `second` have joined, `delivered` has done that too, `newcomer` has done nothing, `revoked` was
     shut out after it had joined. Of other federations, `elsewhere` has joined a round that ended with its
     federation, `late` one that is being aggregated, `private` one of a plan with differential privacy, and
     `deep` one whose adapter needs the longest header.
@@ -64,7 +64,7 @@ class Scene:
 
     served: ServedProcess
     silo: Silo
-    other: Silo
+    second: Silo
     delivered: Silo
     newcomer: Silo
     revoked: Silo
@@ -221,7 +221,7 @@ def wait_until_counted(served: Served, federation_id: str, **counts: int) -> Non
 def finish(scene: Scene) -> None:
     """Deliver for the honest clients at the end: their updates are accepted and the round is published."""
     federation_id = scene.silo.federation_id
-    for client in (scene.silo, scene.other, scene.newcomer):
+    for client in (scene.silo, scene.second, scene.newcomer):
         deliver(client, 1, values(1.0))
     shown = wait_for(scene.served, federation_id, 1, "published")
     assert shown["counts"]["arrived"] == 4

@@ -120,7 +120,7 @@ def _respelt(**parts: str) -> Callable[[Scene, dict[str, Any]], dict[str, Any]]:
 
 FEDERATION = "/v1/federations/{scene.silo.federation_id}"
 ELSEWHERE = "/v1/federations/{scene.elsewhere.federation_id}"
-PEER_CLIENT = FEDERATION + "/clients/{scene.other.client_id}"
+PEER_CLIENT = FEDERATION + "/clients/{scene.second.client_id}"
 PLAN = federation_plan().model_dump(mode="json")
 
 TOKENS: dict[str, dict[str, str]] = {}

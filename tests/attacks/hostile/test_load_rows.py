@@ -83,7 +83,7 @@ def test_a_second_concurrent_upload_is_refused(scene: Scene) -> None:
         second = put(silo, 1, scene.manifest(examples=0))
         assert (read_answer(second).status, read_answer(second).problem) == (429, "rate-limited")
         assert int(second.headers["retry-after"]) >= 5
-        another = put(scene.other, 1, b"x")
+        another = put(scene.second, 1, b"x")
         assert read_answer(another).problem == "tensor-header"
         line.sendall(bytes(len(body) - 100))
         assert listen(line).problem == "digest-mismatch"
@@ -115,7 +115,7 @@ def test_a_locked_database_answers_503_in_time(scene: Scene) -> None:
     """
     is_sqlite = scene.served.database_url.startswith("sqlite")
     scene = set_up(scene.served)  # a federation beside: everybody joins here
-    others = [scene.other, scene.newcomer]
+    others = [scene.second, scene.newcomer]
     bodies = {peer.client_id: update_body(peer, 1, join(peer, 1), values(1.0)) for peer in others}
     bodies[scene.silo.client_id] = scene.good()
     wait_until_counted(scene.served, scene.silo.federation_id, joined=5)

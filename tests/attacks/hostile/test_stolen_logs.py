@@ -38,7 +38,7 @@ _DIGITS = 9
 class Logs:
     """What was said in a run, without white space, as lines break anywhere; and what must not be in it."""
 
-    said: str
+    text: str
     secrets: dict[str, str]
     tensors: dict[str, list[str]]
     texts: list[str]
@@ -156,26 +156,26 @@ def test_shown_forms_of_tensors_are_detected() -> None:
 
 def test_logs_of_a_run_contain_its_events(logs: Logs) -> None:
     for event in ("client-enrolled", "update-accepted", "round-published"):
-        assert event in logs.said
+        assert event in logs.text
     for sentence in ("update of", "delivered", "the new key is in use", "error: "):
-        assert _without_white_space(sentence) in logs.said
-    assert "DEBUG" in logs.said
+        assert _without_white_space(sentence) in logs.text
+    assert "DEBUG" in logs.text
 
 
 def test_logs_contain_no_secret(logs: Logs) -> None:
     assert len(logs.secrets) == 15
-    assert [name for name, secret in logs.secrets.items() if secret in logs.said] == []
-    assert "sig1=:" not in logs.said
+    assert [name for name, secret in logs.secrets.items() if secret in logs.text] == []
+    assert "sig1=:" not in logs.text
 
 
 def test_logs_contain_no_tensor(logs: Logs) -> None:
     kinds = {name.rpartition(": ")[0].rpartition("/")[2] or name for name in logs.tensors}
     assert {"trained.safetensors", "signature.safetensors", "weights.safetensors"} <= kinds
     assert sum(map(len, logs.tensors.values())) > 1000
-    leaks = {name: [form for form in shown if form in logs.said] for name, shown in logs.tensors.items()}
+    leaks = {name: [form for form in shown if form in logs.text] for name, shown in logs.tensors.items()}
     assert {name: forms for name, forms in leaks.items() if forms} == {}
 
 
 def test_logs_contain_no_example(logs: Logs) -> None:
     assert len(logs.texts) > 100
-    assert [text for text in logs.texts if text in logs.said] == []
+    assert [text for text in logs.texts if text in logs.text] == []

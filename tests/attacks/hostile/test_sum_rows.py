@@ -77,7 +77,7 @@ def _sends(
     return send
 
 
-def _own(step: int) -> Callable[[SumClient], bytes]:
+def _own_message(step: int) -> Callable[[SumClient], bytes]:
     return lambda client: client.message(step)
 
 
@@ -142,7 +142,7 @@ _MISMATCH, _WEAK, _LIST, _SHARE = "phase-mismatch", "weak-public-key", "share-li
 
 CASES = [
     Case(45, "a step too early", _sends(CONFIRM, lambda _: _ANY, at=KEYS), 409, _MISMATCH),
-    Case(45, "a session to come", _sends(KEYS, _own(KEYS), session=2), 409, _MISMATCH),
+    Case(45, "a session to come", _sends(KEYS, _own_message(KEYS), session=2), 409, _MISMATCH),
     Case(45, "a vector without keys", _sends(MASKED, lambda _: b"", at=KEYS), 409, _MISMATCH),
     Case(46, "a key of low order", _sends(KEYS, _keys(c=_LOW_ORDER)), 422, _WEAK),
     Case(46, "a mask key of low order", _sends(KEYS, _keys(s=_LOW_ORDER)), 422, _WEAK),

@@ -89,7 +89,7 @@ class BankSeen:
         """Record an agent's choice, and compare its bank with the one that its weights name."""
         self._choices[agent, number].append(choice)
         client = {index: client_id for client_id, index in self._world.index_of_clients().items()}[agent]
-        row = self._world.oracle.ledger.given.to(client, number)
+        row = self._world.oracle.ledger.given_weights.to(client, number)
         index = self._indexes.get(row) if row is not None else None
         if index is None:
             self._violated("I30", f"{client} trains in round {number} and was given no bank")

@@ -73,7 +73,7 @@ class CountsSeen:
         self._world = world
         self._outcomes: dict[int, SumCounts] = {}
 
-    def taken(self, row: Summed, total: NDArray[np.int64]) -> None:
+    def record_outcome(self, row: Summed, total: NDArray[np.int64]) -> None:
         """Note the outcome of a round's counts."""
         if row.round in self._outcomes:
             self._violated(f"round {row.round} was counted twice")

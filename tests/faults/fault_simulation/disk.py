@@ -65,7 +65,7 @@ class Disks:
             return None
 
     @contextmanager
-    def taken(self) -> Iterator[None]:
+    def recorded(self) -> Iterator[None]:
         """Record synced and renamed files until the block ends."""
         replace = os.replace
 

@@ -41,7 +41,7 @@ def check_receivers(
         world.violated("I1", f"round {number} gave weights to {sorted(receivers)}, not to {sorted(enrolled)}")
     expected = _after(world, number)
     for row in given_rows:
-        values = world.oracle.ledger.given.values[row[0]]
+        values = world.oracle.ledger.given_weights.values[row[0]]
         if values is None:
             continue
         close = _CLOSE + world.oracle.meaning.published_slack(expected, number + 1)
@@ -56,11 +56,11 @@ def check_joined(world: World, receivers: list[tuple[Any, ...]]) -> None:
     """Check the weights at joins: zeros, or the model after the last published round."""
     last = max(world.oracle.ledger.counted, default=0)
     expected = _after(world, last)
-    published = world.oracle.ledger.given.published(last + 1)
+    published = world.oracle.ledger.given_weights.published(last + 1)
     if world.plan.weights_recipe in PUBLISHED and published is not None:
         expected = published.astype(np.float64)
     for row in receivers:
-        values = world.oracle.ledger.given.values[row[0]]
+        values = world.oracle.ledger.given_weights.values[row[0]]
         if values is not None and not np.allclose(values, expected, rtol=_CLOSE, atol=_CLOSE):
             world.violated("I2", f"{row[1]} was given something else than the model after round {last}")
 
@@ -74,7 +74,7 @@ def _after(world: World, number: int) -> NDArray[np.float64]:
     for round_total in sorted(world.oracle.sums.totals):
         if round_total <= number and round_total in world.oracle.ledger.counted:
             values = values + _change(world, round_total)
-            published = world.oracle.ledger.given.published(round_total + 1)
+            published = world.oracle.ledger.given_weights.published(round_total + 1)
             if world.plan.weights_recipe in PUBLISHED and published is not None and round_total < number:
                 values = published.astype(np.float64)
     return values

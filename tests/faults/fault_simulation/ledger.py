@@ -53,7 +53,7 @@ class Ledger:
         self._world = world
         self.rounds: dict[int, Round] = {}
         self.revoked: set[str] = set()
-        self.given = GivenWeights(world)
+        self.given_weights = GivenWeights(world)
         self.counted: dict[int, frozenset[str]] = {}
         self._keys: dict[str, str] = {}
         self._owners: dict[str, str] = {}
@@ -61,7 +61,7 @@ class Ledger:
         self._since: dict[int, float] = {}  # when a round entered its state
         self._last_update = 0
         self._parts: set[tuple[int, str]] = set()
-        self._seen: list[tuple[Any, ...]] = []
+        self._last_rounds: list[tuple[Any, ...]] = []
 
     def open(self, connection: sqlite3.Connection) -> None:
         """Open the connection to the database."""
@@ -139,9 +139,9 @@ class Ledger:
         self._look_at_parts()
         self._world.oracle.sums.look(self.connection, actor)
         rows = self.connection.execute(_ROUNDS).fetchall()
-        new_weights, ended = self.given.look(self.connection), len(self.counted)
-        if rows != self._seen:
-            self._seen = rows
+        new_weights, ended = self.given_weights.look(self.connection), len(self.counted)
+        if rows != self._last_rounds:
+            self._last_rounds = rows
             for row in (Round(*columns) for columns in rows):
                 before = self.rounds.get(row.id)
                 if before != row:

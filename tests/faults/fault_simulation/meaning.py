@@ -91,7 +91,7 @@ class Meaning:
         self._recipe = NAMED[world.plan.recipe]
         self._layout = pq_layout(["b0.q"], world.plan.rank)
         self.states: dict[tuple[str, int], Values] = {}  # of accepted updates, by client and round
-        self._learnt: dict[tuple[int, int], list[Values]] = {}  # by agent and round, every attempt
+        self._trained: dict[tuple[int, int], list[Values]] = {}  # by agent and round, every attempt
         self._starts: dict[tuple[int, int], list[Values]] = {}  # from what every attempt began
         self._packs: dict[tuple[int, int], str | None] = {}  # by agent and round: of its last coded update
         self._accepted_packs: dict[tuple[str, int], str | None] = {}  # by client and round
@@ -99,10 +99,10 @@ class Meaning:
 
     def record_training(self, agent: int, number: int, values: Values, start: Values) -> None:
         """Record the trained values of an agent, and check the weights from which it started."""
-        self._learnt.setdefault((agent, number), []).append(values)
+        self._trained.setdefault((agent, number), []).append(values)
         self._starts.setdefault((agent, number), []).append(start)
         client = self._client(agent)
-        served = self._given(client, number)
+        served = self._given_values(client, number)
         if served is None:
             return
         reference = self._counted_before(client, number)
@@ -121,14 +121,14 @@ class Meaning:
         step = _PUBLISHED_STEPS.get(self._world.plan.weights_recipe, 0.0)
         if not step:
             return 0.0
-        before = [self._given(client, number - 1) for client in self._world.index_of_clients()]
+        before = [self._given_values(client, number - 1) for client in self._world.index_of_clients()]
         moved = [float(np.abs(expected - values).max()) for values in before if values is not None]
         return step * max(moved, default=0.0)
 
     def attempts(self, agent: int, number: int) -> list[tuple[Values, Values]]:
         """Return trained values and start weights of all attempts of an agent in a round."""
         place = (agent, number)
-        return list(zip(self._learnt.get(place, []), self._starts.get(place, []), strict=True))
+        return list(zip(self._trained.get(place, []), self._starts.get(place, []), strict=True))
 
     def sent(self, agent: int, number: int, body: bytes) -> None:
         """Check a new update of an agent: its values encode the trained values and the residual."""
@@ -136,10 +136,10 @@ class Meaning:
         if update.recipe is None or not self._recipe.feeds_back:
             return
         client = self._client(agent)
-        served = self._given(client, number)
+        served = self._given_values(client, number)
         self._packs[agent, number] = pack_of(body, self._world.plan.rank)
         carried = self._carried(agent, client, number)
-        for trained in reversed(self._learnt.get((agent, number), [])):
+        for trained in reversed(self._trained.get((agent, number), [])):
             expected = split_tensors(trained - served if served is not None else trained, self._layout)
             if carried is not None:
                 expected = split_tensors(flat(expected) + carried, self._layout)
@@ -162,7 +162,7 @@ class Meaning:
             reference = self._reference(client, number, body.recipe)
             values = values if reference is None else reference + values
         self.states[client, number] = values
-        stored_state = self._kept(*state)
+        stored_state = self._stored_state(*state)
         if not np.array_equal(stored_state, values):
             self._world.violated("I14", f"what is kept of {client}'s update of round {number} is another")
 
@@ -173,7 +173,7 @@ class Meaning:
         packs = self._accepted_packs
         if reference is not None and packs.get((client, reference)) != packs.get((client, number)):
             reference = None  # with its pack an update ends too
-        return self.states[client, reference] if reference is not None else self._given(client, number)
+        return self.states[client, reference] if reference is not None else self._given_values(client, number)
 
     def _carried(self, agent: int, client: str, number: int) -> Values | None:
         """Return an agent's residual of the round before, if it has the receipt.
@@ -194,12 +194,12 @@ class Meaning:
             default=None,
         )
 
-    def _given(self, client: str, number: int) -> Values | None:
-        ledger_rows = self._world.oracle.ledger.given
+    def _given_values(self, client: str, number: int) -> Values | None:
+        ledger_rows = self._world.oracle.ledger.given_weights
         row = ledger_rows.to(client, number)
         return ledger_rows.values[row] if row is not None else None
 
-    def _kept(self, payload: int, begin: int) -> Values:
+    def _stored_state(self, payload: int, begin: int) -> Values:
         chunks = self._connection.execute(
             "SELECT data FROM payload_chunks WHERE payload_id = ? ORDER BY begin", (payload,)
         )

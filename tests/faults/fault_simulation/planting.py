@@ -39,7 +39,7 @@ def always(plan: Plan, rates: FaultRates) -> bool:
     return True
 
 
-def nothing(*_: object, **__: object) -> None:
+def do_nothing(*_: object, **__: object) -> None:
     """Stand in for a check that raises, or for a step that is left out."""
 
 
@@ -76,7 +76,7 @@ def replaces(
 
 
 def omits(
-    name: str, owner: object, attribute: str, where: Where = always, *, value: object = nothing
+    name: str, owner: object, attribute: str, where: Where = always, *, value: object = do_nothing
 ) -> None:
     """Register the loss of one check or step."""
     MUTANTS.append(Mutant(name, lambda: patch.object(owner, attribute, value), where))

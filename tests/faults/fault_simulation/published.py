@@ -59,7 +59,7 @@ def check_receivers(
     if not enrolled <= receivers <= delivered.keys():  # who is shut out meanwhile may have been given some
         world.violated("I1", f"round {number} gave weights to {sorted(receivers)}, not to {sorted(enrolled)}")
     for row in given_rows:
-        values = world.oracle.ledger.given.values[row[0]]
+        values = world.oracle.ledger.given_weights.values[row[0]]
         if values is None:
             continue
         close = _CLOSE + world.oracle.meaning.published_slack(expected, number + 1)
@@ -79,7 +79,7 @@ def check_joined(world: World, receivers: list[tuple[Any, ...]]) -> None:
     last = max(world.oracle.ledger.counted, default=0)
     counted = world.oracle.ledger.counted.get(last, frozenset())
     for row in receivers:
-        values = world.oracle.ledger.given.values[row[0]]
+        values = world.oracle.ledger.given_weights.values[row[0]]
         if values is None or not values.any():
             continue
         if not world.plan.is_exact:

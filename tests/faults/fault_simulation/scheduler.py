@@ -131,7 +131,7 @@ class Scheduler:
         """Return the running task."""
         return self._tasks[getcurrent()]
 
-    def here(self) -> Task | None:
+    def running_task(self) -> Task | None:
         """The running task; None for the schedule itself."""
         return self._tasks.get(getcurrent())
 

@@ -72,7 +72,7 @@ class NoLoop:
 
 
 @contextmanager
-def taken(
+def replaced_seams(
     seed: int, clock: Callable[[], float], note_fault: Callable[[str, BaseException], None]
 ) -> Iterator[None]:
     """Replace the clocks by `clock` (virtual seconds since the beginning) and all chance by the seed's.

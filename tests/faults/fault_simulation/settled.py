@@ -70,7 +70,7 @@ def _updates(world: World, connection: sqlite3.Connection) -> None:
 def _weights(world: World, connection: sqlite3.Connection) -> None:
     """I3: what was given is what it was; of old rounds it may be thinned out (I19)."""
     now = {row[0]: row for row in connection.execute(ROWS)}
-    ledger_rows = world.oracle.ledger.given.rows
+    ledger_rows = world.oracle.ledger.given_weights.rows
     remaining = {
         place: row for place, row in now.items() if row[3] is not None or world.plan.keep_rounds is None
     }

@@ -52,7 +52,7 @@ class SumsSent:
         self._revealed: dict[tuple[int, int, int, str], set[int]] = defaultdict(set)
         self._inputs: dict[Place, NDArray[np.int64]] = {}
         self._lies = 0
-        self._told: dict[tuple[Place, int], list[bytes]] = defaultdict(list)
+        self._received: dict[tuple[Place, int], list[bytes]] = defaultdict(list)
 
     def has_sent(self, client: str, row: Summed, step: str, digest: str) -> bool:
         """Whether a client's agent has sent a body with this digest."""
@@ -148,7 +148,7 @@ class SumsSent:
                     )
 
     def _read(self, place: Place, step: int, kind: Any) -> list[Any]:
-        return [kind.model_validate_json(body) for body in self._told[place, step]]
+        return [kind.model_validate_json(body) for body in self._received[place, step]]
 
     def _masks(self, place: Place, row: Summed, body: bytes) -> None:
         """Record an agent's input, and compare it with its trained change."""
@@ -192,7 +192,7 @@ class SumsSent:
         if sent.method != "GET" or match is None or answer.status != 200:
             return
         number, session, step = (int(text) for text in match.groups())
-        self._told[(agent, number, session), step].append(bytes(answer.body))
+        self._received[(agent, number, session), step].append(bytes(answer.body))
 
     def lie(self, sent: Sent, answer: Answer, dice: random.Random) -> None:
         """Change some answers, as a coordinator that wants to open inputs would."""

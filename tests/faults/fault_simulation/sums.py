@@ -251,7 +251,7 @@ class Sums:
         if not np.array_equal(stored[: len(total)], (total + half) % (2 * half) - half):
             self._violated("I21", f"the total of round {row.round} is not the sum of {len(members)} inputs")
         if terms.kind == "counts":
-            self.counts.taken(row, total)
+            self.counts.record_outcome(row, total)
             return
         self.totals[row.round], self.terms[row.round] = total, terms
         self.counted[row.round] = frozenset(row.client(position) for position in members)

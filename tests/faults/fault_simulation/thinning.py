@@ -98,17 +98,19 @@ class PruningWatch:
 
     def _check_weights(self, client: str, number: int, request: ReceivedRequest, answer: Answer) -> None:
         ledger = self._world.oracle.ledger
-        row = ledger.given.to(client, number)
+        row = ledger.given_weights.to(client, number)
         if row is None or not ledger.had_joined(client, number, request.at):
             return
         if answer.status == 404:
-            if (client, ledger.given.rows[row][2]) in self._needed("weights"):
+            if (client, ledger.given_weights.rows[row][2]) in self._needed("weights"):
                 self._violated(f"{client} was told that its weights of round {number} are not found")
             self._world.count("weights not kept any more")
         headers = {name.lower() for name, _ in answer.headers}
         is_dense = answer.status == 200 and not {b"tessera-weights", b"content-encoding"} & headers
         served = {
-            ledger.given.rows[place][6] for place in (row, self._final(client, number)) if place is not None
+            ledger.given_weights.rows[place][6]
+            for place in (row, self._final(client, number))
+            if place is not None
         }
         if is_dense and digest_of(bytes(answer.body)) not in served:
             self._violated(f"{client} was served other weights in round {number} than it was given")
@@ -121,7 +123,7 @@ class PruningWatch:
         ledger = self._world.oracle.ledger
         if not ledger.is_finished or number != max(ledger.counted, default=0) + 1:
             return None
-        return ledger.given.to(client, ledger.newest_round + 1)
+        return ledger.given_weights.to(client, ledger.newest_round + 1)
 
     def _check_adapter(self, client: str, number: int, request: ReceivedRequest, answer: Answer) -> None:
         state = self._world.oracle.meaning.states.get((client, number))
@@ -145,7 +147,7 @@ class PruningWatch:
             } | self._last_counted()
         return {
             (client, max(round_number for round_number in numbers if round_number <= number))
-            for client, numbers in self._world.oracle.ledger.given.rounds().items()
+            for client, numbers in self._world.oracle.ledger.given_weights.rounds().items()
             for number in rounds
             if min(numbers) <= number
         }
@@ -171,7 +173,7 @@ class PruningWatch:
     def _all(self, kind: str) -> set[Place]:
         if kind == "update":
             return set(self._world.oracle.meaning.states)
-        rounds = self._world.oracle.ledger.given.rounds()
+        rounds = self._world.oracle.ledger.given_weights.rounds()
         return {(client, number) for client, numbers in rounds.items() for number in numbers}
 
     def _lasting_rounds(self) -> set[int]:
@@ -185,7 +187,7 @@ class PruningWatch:
         return 1 if is_short else min(self._lasting_rounds())
 
     def _count(self, number: int) -> None:
-        is_in_time = self._world.scheduler.here() is not None  # else it was for us to do, at the end
+        is_in_time = self._world.scheduler.running_task() is not None  # else it was for us to do, at the end
         if is_in_time and number not in self._rounds:
             self._rounds.add(number)
             self._world.count("rounds thinned out")

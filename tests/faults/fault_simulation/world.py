@@ -18,7 +18,7 @@ from tests.faults.fault_simulation.oracle import Oracle
 from tests.faults.fault_simulation.people import CuriousMember, EquivocatingMember, Historian, Operator
 from tests.faults.fault_simulation.replicas import LEASE_SECONDS, Replica
 from tests.faults.fault_simulation.scheduler import Killed, Process, Scheduler, Violation
-from tests.faults.fault_simulation.seams import EPOCH, taken
+from tests.faults.fault_simulation.seams import EPOCH, replaced_seams
 from tests.faults.fault_simulation.storage import begin_anew, workplace
 from tests.faults.fault_simulation.waits import virtual_waits
 
@@ -66,7 +66,7 @@ class World:
 
     def point(self, label: str, *, inside: bool = False) -> None:
         """Interrupt the running process here and run others, unless `inside` a transaction."""
-        task = self.scheduler.here()
+        task = self.scheduler.running_task()
         if task is None:
             return
         process = task.process
@@ -94,7 +94,7 @@ class World:
 
     def disk_is_full(self) -> bool:
         """Draw whether the next write finds no space."""
-        if not self.has_faults or self.scheduler.here() is None:
+        if not self.has_faults or self.scheduler.running_task() is None:
             return False
         is_full = self.scheduler.dice.random() < self.rates.disk_full
         if is_full:
@@ -103,7 +103,7 @@ class World:
 
     def committed(self) -> None:
         """Check the changes of a transaction."""
-        task = self.scheduler.here()
+        task = self.scheduler.running_task()
         try:
             self.oracle.look(task.process.name if task is not None else "nobody")
         except Exception as error:  # not the product's, which might catch it
@@ -283,8 +283,8 @@ def run_schedule(seed: int, *, trace: bool = False) -> Outcome:
     scheduler, violation = world.scheduler, None
     with ExitStack() as stack:
         stack.enter_context(_quiet())
-        stack.enter_context(taken(seed, lambda: scheduler.now, world.note_fault))
-        stack.enter_context(world.disks.taken())
+        stack.enter_context(replaced_seams(seed, lambda: scheduler.now, world.note_fault))
+        stack.enter_context(world.disks.recorded())
         stack.enter_context(without_models())
         stack.enter_context(groups_taken(world.plan))
         stack.enter_context(banks_without_models(world.plan))

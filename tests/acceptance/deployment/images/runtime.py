@@ -199,26 +199,26 @@ class Container:
 
     def __init__(self, machine: Machine, service: str, name: str) -> None:
         self.machine, self.service, self.name = machine, service, name
-        self.own = SERVICES[service]
-        self.image = machine.images[self.own["image"]]
+        self.description = SERVICES[service]
+        self.image = machine.images[self.description["image"]]
         self.peak = Peak()
         self.space = ""
         self.log = machine.folder / "logs" / f"{name}.log"
         self.bundle = machine.scratch / name
-        self.uid, self.gid = map(int, self.own["user"].split(":"))
+        self.uid, self.gid = map(int, self.description["user"].split(":"))
 
     @property
     def argv(self) -> list[str]:
         """The command: an entrypoint of the composition sets the image's command aside."""
-        if "entrypoint" in self.own:
-            return [*self.own["entrypoint"], *self.own.get("command", [])]
-        command = self.own.get("command", self.image.config.get("Cmd") or [])
+        if "entrypoint" in self.description:
+            return [*self.description["entrypoint"], *self.description.get("command", [])]
+        command = self.description.get("command", self.image.config.get("Cmd") or [])
         return [*(self.image.config.get("Entrypoint") or []), *command]
 
     @property
     def environment(self) -> dict[str, str]:
         """The image's variables and the composition's, with the defaults of a shell that sets none."""
-        named = self.own.get("environment", {})
+        named = self.description.get("environment", {})
         variables = {k: _VARIABLE.sub(r"\1", str(v)) for k, v in named.items() if v is not None}
         docker = {"PATH": _PATH, "HOME": self.image.home(self.uid), "HOSTNAME": self.name}
         return docker | self.image.environment | variables
@@ -226,28 +226,28 @@ class Container:
     @property
     def health_argv(self) -> list[str]:
         """The command that Docker runs to learn whether it is healthy; empty without one."""
-        check = self.own.get("healthcheck", {})
+        check = self.description.get("healthcheck", {})
         if check.get("disable"):
             return []
         return check["test"][1:] if "test" in check else self.image.health_argv
 
     @property
     def health_timeout(self) -> float:
-        check = self.own.get("healthcheck", {})
+        check = self.description.get("healthcheck", {})
         return seconds(check["timeout"]) if "timeout" in check else self.image.health_timeout
 
     @property
     def memory_limit(self) -> int:
-        return size(self.own["deploy"]["resources"]["limits"]["memory"])
+        return size(self.description["deploy"]["resources"]["limits"]["memory"])
 
     @property
     def threads_limit(self) -> int:
-        return int(self.own["deploy"]["resources"]["limits"]["pids"])
+        return int(self.description["deploy"]["resources"]["limits"]["pids"])
 
     @property
     def grace(self) -> float:
         """Seconds between SIGTERM and SIGKILL."""
-        return seconds(self.own.get("stop_grace_period", "10s"))
+        return seconds(self.description.get("stop_grace_period", "10s"))
 
     @property
     def running(self) -> bool:
@@ -320,7 +320,7 @@ class Container:
         return ["crun", "--root", self.machine.folder / "crun", "--cgroup-manager=disabled"]
 
     def _process_of(self, argv: list[str]) -> dict[str, Any]:
-        capabilities: list[str] = [] if self.own.get("cap_drop") == ["ALL"] else ["CAP_CHOWN"]
+        capabilities: list[str] = [] if self.description.get("cap_drop") == ["ALL"] else ["CAP_CHOWN"]
         kinds = ("bounding", "effective", "inheritable", "permitted", "ambient")
         return {
             "terminal": False,
@@ -329,11 +329,11 @@ class Container:
             "env": [f"{k}={v}" for k, v in self.environment.items()],
             "cwd": self.image.config.get("WorkingDir") or "/",
             "capabilities": dict.fromkeys(kinds, capabilities),
-            "noNewPrivileges": "no-new-privileges:true" in self.own.get("security_opt", []),
+            "noNewPrivileges": "no-new-privileges:true" in self.description.get("security_opt", []),
         }
 
     def config(self) -> dict[str, Any]:
-        init = ["/sbin/docker-init", "--"] if self.own.get("init") else []
+        init = ["/sbin/docker-init", "--"] if self.description.get("init") else []
         spaces = [{"type": kind} for kind in ("pid", "ipc", "uts", "mount")]
         linux = {
             "namespaces": [*spaces, {"type": "network", "path": f"/run/netns/{self.name}"}],
@@ -345,7 +345,7 @@ class Container:
         return {
             "ociVersion": "1.0.0",
             "process": self._process_of([*init, *self.argv]),
-            "root": {"path": "root", "readonly": bool(self.own.get("read_only"))},
+            "root": {"path": "root", "readonly": bool(self.description.get("read_only"))},
             "hostname": self.name,
             "mounts": self._mounts(),
             "linux": linux,
@@ -356,9 +356,15 @@ class Container:
             {"destination": place, "type": kind, "source": kind, "options": options}
             for place, (kind, options) in sorted(_DEV.items())
         ]
-        shm = ["nosuid", "noexec", "nodev", "mode=1777", f"size={size(self.own.get('shm_size', '64m'))}"]
+        shm = [
+            "nosuid",
+            "noexec",
+            "nodev",
+            "mode=1777",
+            f"size={size(self.description.get('shm_size', '64m'))}",
+        ]
         mounts.append({"destination": "/dev/shm", "type": "tmpfs", "source": "shm", "options": shm})
-        for text in self.own.get("tmpfs", []):
+        for text in self.description.get("tmpfs", []):
             place, _, options = _VARIABLE.sub(r"\1", text).partition(":")
             words = ["nosuid", "nodev", "noexec", "mode=1777", *filter(None, options.split(","))]
             mounts.append({"destination": place, "type": "tmpfs", "source": "tmpfs", "options": words})
@@ -371,16 +377,18 @@ class Container:
 
     def _binds(self) -> list[tuple[Path, str, bool]]:
         hosts = self.bundle / "hosts"
-        hosts.write_text(self.machine.hosts(self.service) if self.own.get("network_mode") != "none" else "")
+        hosts.write_text(
+            self.machine.hosts(self.service) if self.description.get("network_mode") != "none" else ""
+        )
         binds = [(hosts, "/etc/hosts", True)]
-        if self.own.get("init"):
+        if self.description.get("init"):
             init = shutil.which("tini-static")
             assert init is not None
             binds.append((Path(init), "/sbin/docker-init", True))
-        for secret in self.own.get("secrets", []):
+        for secret in self.description.get("secrets", []):
             path = self.machine.folder / COMPOSE["secrets"][secret]["file"]
             binds.append((path, f"/run/secrets/{secret}", True))
-        volumes = [volume.split(":") for volume in self.own.get("volumes", [])]
+        volumes = [volume.split(":") for volume in self.description.get("volumes", [])]
         for source, place, *mode in volumes:
             path = ROOT / source if source.startswith("./") else self._filled_volume(source, place)
             binds.append((path, place, mode == ["ro"]))

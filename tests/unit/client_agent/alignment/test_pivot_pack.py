@@ -37,7 +37,7 @@ class Federation:
     served: Served
     id: str
     pivot: str
-    other: str
+    large: str
     folder: Path
     stack: ExitStack
 
@@ -96,7 +96,7 @@ def test_agent_awaits_pivots_pack_and_builds_its_own(
 ) -> None:
     caplog.set_level(logging.INFO)
     running = federation()
-    waiting, pivotal = running.join("other", running.other), running.join("pivotal", running.pivot)
+    waiting, pivotal = running.join("other", running.large), running.join("pivotal", running.pivot)
     looks: list[float] = []
 
     def meanwhile(seconds: float) -> None:
@@ -107,7 +107,7 @@ def test_agent_awaits_pivots_pack_and_builds_its_own(
             prepare(pivotal)
 
     digest = prepare(waiting, meanwhile)
-    slugs = [base_model_slug(running.pivot), base_model_slug(running.other)]
+    slugs = [base_model_slug(running.pivot), base_model_slug(running.large)]
     assert built(caplog) == slugs
     assert [*running.packs] == sorted(slugs)
     assert running.packs[slugs[1]] == digest
@@ -118,7 +118,7 @@ def test_agent_awaits_pivots_pack_and_builds_its_own(
 
 def test_waiting_agent_can_be_stopped(federation: Callable[..., Federation]) -> None:
     running = federation()
-    waiting = running.join("other", running.other)
+    waiting = running.join("other", running.large)
 
     def stop(_: float) -> None:
         raise Stopped
@@ -133,7 +133,7 @@ def test_absent_pivot_client_is_replaced_if_plan_allows(
     allowed: bool, federation: Callable[..., Federation], caplog: pytest.LogCaptureFixture
 ) -> None:
     running = federation(pivot_pack_by_any_client=allowed)
-    peer, looks, now = running.join("other", running.other), [], [0.0]
+    peer, looks, now = running.join("other", running.large), [], [0.0]
     peer = replace(
         peer, trainer=replace(peer.trainer, pivot_wait=PivotWait(patience_seconds=60, clock=lambda: now[0]))
     )
@@ -147,7 +147,7 @@ def test_absent_pivot_client_is_replaced_if_plan_allows(
     if allowed:
         prepare(peer, meanwhile)
         assert looks == [[]] * 3  # at 0, 25 and 50 s
-        assert running.packs.keys() == {base_model_slug(running.pivot), base_model_slug(running.other)}
+        assert running.packs.keys() == {base_model_slug(running.pivot), base_model_slug(running.large)}
         return
     with pytest.raises(Stopped):
         prepare(peer, meanwhile)
@@ -253,7 +253,7 @@ def test_packs_are_built_offline_between_syncs(
         file = config_beside(home, url=running.served.url, model=model, pivot_model=running.pivot)
         return Machines(file, participant.trainer.silo, monkeypatch)
 
-    pivotal, aligned_agent = machines("pivotal", running.pivot), machines("other", running.other)
+    pivotal, aligned_agent = machines("pivotal", running.pivot), machines("other", running.large)
     assert aligned_agent.sync().next == "work"
     assert aligned_agent.work() == "prepare"
     waiting = aligned_agent.sync(waits=False)
@@ -267,4 +267,4 @@ def test_packs_are_built_offline_between_syncs(
         assert silo.pending() is not None
     assert len(running.packs) == 2
     (pack,) = (running.folder / "other").glob("*/pack.safetensors")
-    assert digest_of(pack.read_bytes()) == running.packs[base_model_slug(running.other)]
+    assert digest_of(pack.read_bytes()) == running.packs[base_model_slug(running.large)]

@@ -35,7 +35,7 @@ class TwoMembers:
     def __init__(self, served: Served, folder: Path, policy: str, opened: ExitStack) -> None:
         self.served, self.folder, self._opened = served, folder, opened
         self.federation_id = served.federation(**PLAN, privacy={"roster_policy": policy})
-        self.other = served.enrol(self.federation_id, "other")
+        self.second = served.enrol(self.federation_id, "other")
         token = served.enrolment_token(self.federation_id, "me")
         self.member = enrol(self.connect(None), folder, token=token, name="me", profile=AGENT)
         served.start_federation(self.federation_id)
@@ -70,7 +70,7 @@ class TwoMembers:
 
     @property
     def pins(self) -> dict[str, str]:
-        return {"other": name_of(self.other.key), "me": name_of(read_key(self.folder))}
+        return {"other": name_of(self.second.key), "me": name_of(read_key(self.folder))}
 
 
 @pytest.fixture
@@ -127,9 +127,9 @@ def test_endorsed_key_replaces_a_pinned_one(scene: TwoMembers) -> None:
 def test_rotated_member_is_admitted_by_either_pin(scene: TwoMembers, tmp_path: Path) -> None:
     before, renewed = scene.pins, Ed25519PrivateKey.generate()
     for new in (Ed25519PrivateKey.generate(), renewed):
-        request = rotation(scene.other, new)
-        assert scene.other.http.put("/v1/me/key", json=request).status_code == 200
-        scene.other = Silo(scene.other.client_id, scene.federation_id, new, scene.served.signing(new))
+        request = rotation(scene.second, new)
+        assert scene.second.http.put("/v1/me/key", json=request).status_code == 200
+        scene.second = Silo(scene.second.client_id, scene.federation_id, new, scene.served.signing(new))
     after = before | {"other": name_of(renewed)}
     for number, pins in enumerate((before, after)):  # each in a silo that sees the roster for the first time
         scene.follow("pinned", pins, folder=tmp_path / str(number))
@@ -147,7 +147,7 @@ def _without_endorsement(links: list[dict[str, Any]]) -> None:
 
 
 def test_revoked_member_needs_no_pin_and_keeps_name(scene: TwoMembers, tmp_path: Path) -> None:
-    path = f"/v1/federations/{scene.federation_id}/clients/{scene.other.client_id}"
+    path = f"/v1/federations/{scene.federation_id}/clients/{scene.second.client_id}"
     assert scene.served.admin.delete(path).status_code == 204
     scene.follow("pinned", {"me": scene.pins["me"]}, folder=tmp_path / "new")
     for change in (

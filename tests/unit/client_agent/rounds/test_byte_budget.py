@@ -84,7 +84,7 @@ def test_agent_refuses_budget_below_its_adapters_minimum(
 ) -> None:
     scene = LoneSilo(served, participant, adapter=LORA, strategy={"name": strategy})
     brief = scene.brief()
-    layout = scene.who.trainer.layout(OpenedBrief.of(brief), None)
+    layout = scene.participant.trainer.layout(OpenedBrief.of(brief), None)
     enough = with_wire(brief, weights_recipe=None, **wire | {"max_bytes": 10**6})
     require_affordable(OpenedBrief.of(enough), layout)
     with pytest.raises(BudgetTooSmall, match="Nothing was trained") as refused:
@@ -104,8 +104,8 @@ def test_density_below_priors_is_refused_before_join(served: Served, participant
     )
     brief = scene.brief()
     with pytest.raises(BudgetTooSmall, match="no room beside this adapter's priors"):
-        take_part(scene.who, brief)
-    assert not scene.who.workspace.rounds.open(brief.round).has(TRAINED)
+        take_part(scene.participant, brief)
+    assert not scene.participant.workspace.rounds.open(brief.round).has(TRAINED)
     shown = served.admin.get(f"/v1/federations/{scene.federation_id}/rounds/{brief.round}").json()
     assert shown["counts"]["joined"] == 0
 

@@ -25,7 +25,7 @@ def values(scene: LoneSilo, body: bytes) -> dict[str, np.ndarray]:
 
 
 def layout(scene: LoneSilo) -> dict[str, tuple[int, ...]]:
-    return dict(scene.who.session.api.me().layout)
+    return dict(scene.participant.session.api.me().layout)
 
 
 def bytes_down(scene: LoneSilo) -> list[int]:
@@ -38,7 +38,7 @@ def test_coded_weights_take_a_fraction_of_dense_bytes(
 ) -> None:
     scene = LoneSilo(served, participant, adapter=adapter)
     folder = scene.run_rounds(2)
-    dense = scene.who.session.api.weights(scene.federation_id, 2)
+    dense = scene.participant.session.api.weights(scene.federation_id, 2)
     assert folder.base == dense.digest
     coded, exact_values = values(scene, folder.read(WEIGHTS)), values(scene, dense.body)
     for name, exact in exact_values.items():
@@ -51,13 +51,16 @@ def test_coded_weights_take_a_fraction_of_dense_bytes(
 def test_update_against_served_weights_downloads_dense_weights(served: Served, participant: Enrolled) -> None:
     scene = LoneSilo(served, participant, wire={"recipe": SERVED})
     folder = scene.run_rounds(2)
-    assert folder.read(WEIGHTS) == scene.who.session.api.weights(scene.federation_id, 2).body
+    assert folder.read(WEIGHTS) == scene.participant.session.api.weights(scene.federation_id, 2).body
 
 
 def test_silo_without_last_update_downloads_dense_weights(served: Served, participant: Enrolled) -> None:
     scene = LoneSilo(served, participant)
     scene.run_rounds(1).forget(SENT)
-    assert scene.run_rounds(1).read(WEIGHTS) == scene.who.session.api.weights(scene.federation_id, 2).body
+    assert (
+        scene.run_rounds(1).read(WEIGHTS)
+        == scene.participant.session.api.weights(scene.federation_id, 2).body
+    )
 
 
 class ChangedWeights(httpx.HTTPTransport):
@@ -100,7 +103,7 @@ def test_unsigned_coded_weights_are_downloaded_dense_instead(
 ) -> None:
     scene = LoneSilo(served, participant)
     scene.run_rounds()
-    agent, honest = scene.who, scene.who.session.api
+    agent, honest = scene.participant, scene.participant.session.api
     with CoordinatorApi(
         served.url,
         key=read_key(agent.workspace.folder),

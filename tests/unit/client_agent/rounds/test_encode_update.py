@@ -106,7 +106,7 @@ def test_killed_agent_sends_one_update_to_the_byte(
     scene.run_rounds()
     brief = scene.brief()
     writes, extra = files.write_durably, RESIDUAL if wire else SENT
-    folder, bodies = scene.who.workspace.rounds.open(brief.round), set[bytes]()
+    folder, bodies = scene.participant.workspace.rounds.open(brief.round), set[bytes]()
     for name in (BRIEF, WEIGHTS, TRAINED, SKETCH, extra, UPDATE, RECEIPT, SCORES_SENT):
         for is_written in (False, True):
 
@@ -119,7 +119,7 @@ def test_killed_agent_sends_one_update_to_the_byte(
             with monkeypatch.context() as patched:
                 patched.setattr(round_folder, "write_durably", dying_writes)
                 with pytest.raises(Killed):
-                    take_part(scene.who, brief)
+                    take_part(scene.participant, brief)
             assert folder.has(name) == is_written
             if folder.has(UPDATE):
                 bodies.add(folder.read(UPDATE))
@@ -197,7 +197,7 @@ def test_values_beyond_format_are_sent_whole(
     trained = TrainingResult.read(folder.path / TRAINED)
     huge = {name: values + np.float32(1e6) for name, values in trained.adapter.items()}
     folder.write(TRAINED, replace(trained, adapter=huge).to_bytes())
-    folder.write(UPDATE, pack_update(Work(scene.who, OpenedBrief.read(folder), folder).update_inputs))
+    folder.write(UPDATE, pack_update(Work(scene.participant, OpenedBrief.read(folder), folder).update_inputs))
     assert reference_of(folder) is None
     assert_same_bytes(stored_tensors(folder, SENT), huge)
     assert "in int4); sending it whole" in caplog.text

@@ -95,12 +95,12 @@ def test_initial_weights_drop_the_residual(
         federation=scene.federation_id,
         recipe={},
         round=2,
-        client=scene.who.session.client_id,
+        client=scene.participant.session.client_id,
         pack=None,
         initial=True,
     )
     two.write(WEIGHTS, pack(stored_tensors(two, WEIGHTS), manifest))
-    two.write(UPDATE, pack_update(Work(scene.who, opened_brief, two).update_inputs))
+    two.write(UPDATE, pack_update(Work(scene.participant, opened_brief, two).update_inputs))
     before, still, difference = (
         stored_tensors(two, WEIGHTS),
         stored_tensors(two, RESIDUAL),

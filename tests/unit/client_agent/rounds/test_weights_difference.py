@@ -27,7 +27,7 @@ INT8 = {"weights_recipe": "int8"}
 
 
 def served_whole(scene: LoneSilo, number: int) -> bytes:
-    return scene.who.session.api.weights(scene.federation_id, number).body
+    return scene.participant.session.api.weights(scene.federation_id, number).body
 
 
 def bytes_down(scene: LoneSilo, number: int) -> int:
@@ -79,10 +79,10 @@ def test_lost_or_damaged_weights_are_downloaded_whole(
 ) -> None:
     scene = LoneSilo(served, participant, wire=INT8)
     change(scene.run_rounds())
-    assert earlier_weights(scene.who.workspace.rounds, 2) is None
+    assert earlier_weights(scene.participant.workspace.rounds, 2) is None
     folder = scene.run_rounds()
     assert folder.read(WEIGHTS) == served_whole(scene, 2)
-    assert earlier_weights(scene.who.workspace.rounds, 3) is not None
+    assert earlier_weights(scene.participant.workspace.rounds, 3) is not None
     scene.run_rounds()
     assert bytes_down(scene, 3) < 0.6 * len(folder.read(WEIGHTS)) + 600
 
@@ -126,7 +126,7 @@ def emptied(_: bytes) -> bytes:
 
 
 def api_through(scene: LoneSilo, transport: httpx.BaseTransport) -> CoordinatorApi:
-    participant = scene.who
+    participant = scene.participant
     return CoordinatorApi(
         scene.served.url,
         key=read_key(participant.workspace.folder),
@@ -146,7 +146,7 @@ def test_changed_difference_is_replaced_by_dense_weights(
 ) -> None:
     scene = LoneSilo(served, participant, wire=INT8)
     scene.run_rounds()
-    agent, honest = scene.who, scene.who.session.api
+    agent, honest = scene.participant, scene.participant.session.api
     with api_through(scene, ChangedDifferences(change)) as agent.session.api:
         assert take_part(agent, scene.brief())
     agent.session.api = honest
@@ -170,7 +170,7 @@ def test_agent_killed_at_weights_write_rebuilds_them(
 
     monkeypatch.setattr(RoundFolder, "write", killed)
     with pytest.raises(Killed):
-        take_part(scene.who, scene.brief())
+        take_part(scene.participant, scene.brief())
     monkeypatch.setattr(RoundFolder, "write", write)
     folder = scene.run_rounds()
     assert folder.number == 2
@@ -180,7 +180,7 @@ def test_agent_killed_at_weights_write_rebuilds_them(
 
 def finished_brief(scene: LoneSilo) -> FinishedBrief:
     def find() -> FinishedBrief | None:
-        brief = scene.who.session.api.current_round(scene.federation_id)
+        brief = scene.participant.session.api.current_round(scene.federation_id)
         return brief if isinstance(brief, FinishedBrief) else None
 
     return wait_until(find)
@@ -196,8 +196,8 @@ def test_final_weights_are_rebuilt_from_a_difference(
     brief = finished_brief(scene)
     if change is not None:
         change(folder)
-    finish(scene.who, brief)
-    content = (scene.who.workspace.home / FINAL_WEIGHTS).read_bytes()
+    finish(scene.participant, brief)
+    content = (scene.participant.workspace.home / FINAL_WEIGHTS).read_bytes()
     assert content == served_whole(scene, 3)
     assert brief.weights is not None
     assert digest_of(content) == brief.weights.digest
@@ -214,5 +214,8 @@ def test_final_weights_of_another_digest_are_refused(served: Served, participant
                 request.headers["Accept"] += ";against=none"
             return super().handle_request(request)
 
-    with api_through(scene, AlwaysWhole(flipped)) as scene.who.session.api, pytest.raises(DownloadDamaged):
-        finish(scene.who, brief)
+    with (
+        api_through(scene, AlwaysWhole(flipped)) as scene.participant.session.api,
+        pytest.raises(DownloadDamaged),
+    ):
+        finish(scene.participant, brief)

@@ -136,10 +136,10 @@ def _changed(value: Any, visited: list[Any]) -> Iterator[Callable[[], None]]:
         if isinstance(member, dict | list) and member:
             yield from _changed(member, visited)
         else:
-            yield lambda value=value, key=key, member=member: value.__setitem__(key, _other(member))
+            yield lambda value=value, key=key, member=member: value.__setitem__(key, _different_value(member))
 
 
-def _other(member: Any) -> Any:
+def _different_value(member: Any) -> Any:
     if isinstance(member, str):
         return member + "x" if not member[:1].isdigit() else "1" + member[1:-1] + "7Z"
     return member + 1 if isinstance(member, int) else "x"

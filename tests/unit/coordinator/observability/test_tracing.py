@@ -44,7 +44,7 @@ class Traced:
     def named(self, name: str) -> list[ReadableSpan]:
         return [span for span in self.spans if span.name == name]
 
-    def one(self, name: str) -> ReadableSpan:
+    def single(self, name: str) -> ReadableSpan:
         wait_until(lambda: self.named(name), what=name)
         return self.named(name)[-1]
 
@@ -72,7 +72,7 @@ def children(traced: Traced, parent: ReadableSpan) -> list[ReadableSpan]:
 
 def test_a_request_is_a_span_with_its_statements(traced: Traced) -> None:
     traced.served.federation()
-    span = traced.one("POST /v1/federations")
+    span = traced.single("POST /v1/federations")
     assert span.kind is SpanKind.SERVER
     assert dict(span.attributes or {}) == {
         "http.request.method": "POST",
@@ -122,7 +122,7 @@ def test_spans_contain_no_secrets_or_values(traced: Traced) -> None:
     traced.served.http().post("/v1/enrolments", json={"token": token, "name": SECRET_NAME})
     with pytest.raises(httpx.HTTPStatusError):
         traced.served.admin.post("/v1/federations", json={"name": SECRET_NAME}).raise_for_status()
-    traced.one("POST /v1/enrolments")
+    traced.single("POST /v1/enrolments")
     written = "".join(span.to_json() for span in traced.spans)
     assert "/v1/enrolments" in written
     for secret in (SECRET_NAME, token, ADMIN_TOKEN, "tsr_adm_wrong", federation_id + "/"):

@@ -131,10 +131,10 @@ class Slots(BoundedSemaphore):
 
     def __init__(self, value: int) -> None:
         super().__init__(value)
-        self.asked = Event()
+        self.was_requested = Event()
 
     def acquire(self, blocking: bool = True, timeout: float | None = None) -> bool:
-        self.asked.set()
+        self.was_requested.set()
         return super().acquire(blocking, timeout)
 
 
@@ -147,10 +147,10 @@ def test_a_client_revoked_during_its_upload_is_refused(
     monkeypatch.setattr(concurrency, "_DECODERS", slots)
     monkeypatch.setattr(concurrency, "_PATIENCE_SECONDS", 20.0)
     slots.acquire()
-    slots.asked.clear()
+    slots.was_requested.clear()
     with ThreadPoolExecutor(1) as pool:
         uploading = pool.submit(put, silo, 1, body)
-        assert slots.asked.wait(10)  # recognised, received, and waiting to be decoded
+        assert slots.was_requested.wait(10)  # recognised, received, and waiting to be decoded
         revoked = coordinator.admin.delete(f"/v1/federations/{federation_id}/clients/{silo.client_id}")
         slots.release()
         answer = uploading.result()

@@ -33,7 +33,7 @@ class SecondRound:
     """A client in round 2: its update of round 1, and the digest of its weights."""
 
     silo: Silo
-    own: Arrays
+    client_state: Arrays
     named: str
 
     def raw(self, **headers: str) -> tuple[httpx.Response, bytes]:
@@ -73,7 +73,7 @@ def test_weights_are_sent_in_the_requested_recipe(
     dense = weights(second.silo, 2, LAYOUT)
     answer = request_weights(second.silo, 2, recipe)
     assert answer.status_code == 200
-    decoded = decode_weights(answer, second.own, recipe)
+    decoded = decode_weights(answer, second.client_state, recipe)
     for name, values in dense.items():
         assert np.abs(decoded[name] - values).max() <= error * max(1.0, np.abs(values).max())
         assert not np.array_equal(decoded[name], values)
