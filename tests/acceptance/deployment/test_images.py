@@ -32,7 +32,7 @@ def machine(tmp_path: Path) -> Machine:
     return cast(Machine, stand_in)
 
 
-def test_services_follow_what_they_depend_on() -> None:
+def test_services_are_ordered_after_their_dependencies() -> None:
     order = federation.in_order()
     assert sorted(order) == sorted(SERVICES)
     for name, service in SERVICES.items():

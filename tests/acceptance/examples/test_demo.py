@@ -74,7 +74,7 @@ def test_both_methods_have_equal_training(cast: Cast) -> None:
     assert federated.rounds.min_clients == len(cast.founders) == 3
 
 
-def test_the_study_compares_what_the_demo_shows(cast: Cast) -> None:
+def test_the_study_has_the_demos_methods_and_plans(cast: Cast) -> None:
     assert cast.study.methods == [ALONE, FEDERATED]
     assert cast.study.seeds == [0, 1, 2]
     for method in methods_of(cast.study):

@@ -71,7 +71,7 @@ def test_the_page_shows_an_auditor_the_federation(page: Page, served: Served) ->
     assert page.locator("#alignment-part").count() == 0
 
 
-def test_it_follows_a_round_without_being_reloaded(page: Page, served: Served) -> None:
+def test_the_page_follows_a_round_without_reload(page: Page, served: Served) -> None:
     federation_id, silos = running(served)
     enter(page, served)
     expect(page.locator("#headline")).to_contain_text("Round 1 of 3 is open")
@@ -96,7 +96,7 @@ def test_the_page_asks_again_after_an_invalid_token(page: Page, served: Served) 
     assert page.evaluate("sessionStorage.length") == 0
 
 
-def test_signing_out_leaves_nothing_behind(page: Page, served: Served) -> None:
+def test_signing_out_empties_the_storage_of_the_tab(page: Page, served: Served) -> None:
     running(served)
     enter(page, served)
     expect(page.locator("#view")).to_be_visible()
@@ -106,7 +106,7 @@ def test_signing_out_leaves_nothing_behind(page: Page, served: Served) -> None:
     assert page.context.cookies() == []
 
 
-def test_a_name_is_text_whatever_it_looks_like(page: Page, served: Served) -> None:
+def test_a_name_with_markup_is_shown_as_text(page: Page, served: Served) -> None:
     name = "<img src=x onerror=document.title='owned'>"
     federation_id = served.federation()
     with served.database.write() as session:  # which no request can store
@@ -117,7 +117,7 @@ def test_a_name_is_text_whatever_it_looks_like(page: Page, served: Served) -> No
     assert page.title().startswith(name), "a title is text too"
 
 
-def test_one_chooses_among_federations(page: Page, served: Served) -> None:
+def test_the_selector_switches_between_federations(page: Page, served: Served) -> None:
     first, _ = running(served)
     served.federation(name="the second")
     enter(page, served)
@@ -146,7 +146,7 @@ def test_packs_show_their_verdicts_losses_and_errors(page: Page, served: Served)
     assert len(_rows(page, "errors")) > 0
 
 
-def test_it_loads_nothing_from_elsewhere(page: Page, served: Served) -> None:
+def test_the_page_loads_no_foreign_resources(page: Page, served: Served) -> None:
     running(served)
     urls: list[str] = []
     page.on("request", lambda request: urls.append(request.url))
@@ -156,7 +156,7 @@ def test_it_loads_nothing_from_elsewhere(page: Page, served: Served) -> None:
     assert {address.startswith(served.url) for address in urls} == {True}
 
 
-def test_the_api_is_described_without_anybody_elses_server(page: Page, served: Served) -> None:
+def test_the_api_docs_load_no_foreign_resources(page: Page, served: Served) -> None:
     urls: list[str] = []
     page.on("request", lambda request: urls.append(request.url))
     page.goto(f"{served.url}/docs")

@@ -240,7 +240,7 @@ def test_a_person_signs_in_at_the_identity_provider(
         assert "code=" not in page.url
 
 
-def test_a_foreign_page_can_do_nothing(page: Page, served: Served) -> None:
+def test_a_foreign_page_cannot_use_the_coordinator(page: Page, served: Served) -> None:
     federation_id, _ = running(served)
     enter(page, served)
     expect(page.locator("#headline")).to_contain_text("Round 1")

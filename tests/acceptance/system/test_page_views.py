@@ -209,7 +209,7 @@ def test_a_round_shows_ranks_that_differ(page: Page, served: Served) -> None:
         ("{}/clients/cli_not_here", "Client cli_not_here does not exist"),
     ],
 )
-def test_an_address_of_nothing_leads_back(page: Page, served: Served, fragment: str, message: str) -> None:
+def test_an_unknown_address_links_back(page: Page, served: Served, fragment: str, message: str) -> None:
     federation_id, _ = running(served)
     _open(page, served, fragment.format(federation_id))
     expect(page.get_by_role("heading", name=message)).to_be_visible()

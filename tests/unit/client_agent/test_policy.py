@@ -82,7 +82,7 @@ PIVOT = {"alignment": {"pivot": "tiny-s-3f0c9a1b2c3d"}, "strategy": {"name": "fe
         (BANK, ("counts",)),
     ],
 )
-def test_policy_must_permit_what_the_plan_sends(fields: dict[str, Any], kinds: tuple[str, ...]) -> None:
+def test_policy_must_permit_the_plans_data(fields: dict[str, Any], kinds: tuple[str, ...]) -> None:
     planned = plan(**fields)
     assert sent_kinds(planned) == kinds
     require_policy(Policy.model_validate({"sends": kinds}), planned, None)

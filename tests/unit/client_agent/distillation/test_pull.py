@@ -39,7 +39,7 @@ def certain_outputs(byte: str, rows: int) -> Outputs:
     return Outputs.of(dense)
 
 
-def test_client_learns_what_peers_are_sure_of(setting: Setting) -> None:
+def test_client_learns_confident_outputs_of_peers(setting: Setting) -> None:
     _, adapter, public = setting
     penalty = pull_to_peers(public, certain_outputs("q", public.rows), 1.0)
     parameters = adapter.named_parameters()

@@ -136,7 +136,7 @@ def test_pruning_keeps_the_linked_revision(folder: ServedFolder) -> None:
     assert folder.labels() == ["aster@1", "aster@10", "birch@1"]
 
 
-def test_sweep_removes_what_kills_left(folder: ServedFolder) -> None:
+def test_sweep_removes_files_of_killed_processes(folder: ServedFolder) -> None:
     for name in (".aster@3.new", "..aster@3.new-x1", ".aster@1.old"):
         (folder.path / name).mkdir()
     (folder.path / ".current").symlink_to("aster@1")

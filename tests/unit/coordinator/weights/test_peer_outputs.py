@@ -219,7 +219,7 @@ def test_a_federation_with_distillation_needs_its_texts(coordinator: Served) -> 
     assert show(coordinator, federation_id, 1)["state"] == "open"
 
 
-def test_claims_state_what_outputs_reveal(coordinator: Served) -> None:
+def test_claims_describe_the_information_in_outputs(coordinator: Served) -> None:
     views = [
         coordinator.admin.get(f"/v1/federations/{coordinator.federation(**distilled_plan)}").json()
         for distilled_plan in (distillation_plan(), plan(strategy={"name": "fedmosaic", "options": {}}))

@@ -139,7 +139,7 @@ def test_differences_are_paired_by_seed(report: Report) -> None:
     assert end(report.courses["local_lora"]).difference is None
 
 
-def test_tables_say_what_is_noise(report: Report) -> None:
+def test_tables_mark_noise(report: Report) -> None:
     printed = StringIO()
     show(report, Console(file=printed, width=200))
     for text in ("-0.133 ± 0.093 (noise)", "-0.100 ± 0.000", "0.01: 0.500, 0.03: diverged", "17 kB"):
@@ -216,7 +216,7 @@ def test_page_and_pictures_have_courses_and_searches(report: Report, tmp_path: P
     assert {*names, "bytes.tex"} <= files
 
 
-def test_without_a_control_there_are_no_differences(tmp_path: Path) -> None:
+def test_differences_need_a_control(tmp_path: Path) -> None:
     uncontrolled = compared(tmp_path, [done for done in runs() if done.method != "local_lora"])
     assert uncontrolled.control is None
     assert all(end(course).difference is None for course in uncontrolled.courses.values())

@@ -98,7 +98,7 @@ def test_means_and_worst_clients_count_founders_only(tmp_path: Path) -> None:
     assert [value.mean for value in fedmosaic.served.loss] == pytest.approx([1.0, 0.6])
 
 
-def test_metrics_are_the_better_the_higher(tmp_path: Path) -> None:
+def test_higher_metrics_are_better(tmp_path: Path) -> None:
     summary = report(tmp_path)
     assert summary.metrics == ["exact_match"]
     matches = summary.methods[1].scores["end"]["exact_match"]
@@ -174,7 +174,7 @@ def test_methods_are_compared_on_common_seeds(tmp_path: Path) -> None:
         assert "against local (n = 2)" in text
 
 
-def test_a_lone_client_s_loss_is_shown(tmp_path: Path) -> None:
+def test_the_loss_of_a_lone_client_is_shown(tmp_path: Path) -> None:
     (lone,) = report(tmp_path).methods[1].lone
     assert lone.name == "lone"
     assert lone.against["local"].seeds.values == pytest.approx([0.0, 0.1])

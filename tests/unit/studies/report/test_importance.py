@@ -130,7 +130,7 @@ def test_table_and_page_have_the_last_rounds_figures(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_without_measures_there_are_no_pictures_of_importance(tmp_path: Path) -> None:
+def test_pictures_of_importance_need_measures(tmp_path: Path) -> None:
     summary = report(tmp_path, [run("local", 0, {}), run("fedavg", 0, {})])
     assert draw_measures(summary) is None
     assert draw_heat_maps(summary) == {}
@@ -166,7 +166,7 @@ def test_a_result_without_measures_is_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_run_keeps_what_its_clients_measured(tmp_path: Path, served: Served) -> None:
+def test_a_run_stores_its_clients_measures(tmp_path: Path, served: Served) -> None:
     read = study(tmp_path)
     with Operator(served.url, ADMIN_TOKEN) as operator:
         place = WorkerContext(read, tmp_path / "out", operator, SharedModels())

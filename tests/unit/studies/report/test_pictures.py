@@ -89,7 +89,7 @@ def test_worst_clients_are_those_of_each_round(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_files_are_written_for_what_there_is(tmp_path: Path) -> None:
+def test_only_pictures_with_records_are_written(tmp_path: Path) -> None:
     with_bank, without = report(tmp_path), report(tmp_path, bank=None)
     names = ["differences", "over_rounds", "over_bytes"]
     names += ["worst_client", "negative_transfer", "client_losses", "round_bytes"]

@@ -99,7 +99,7 @@ def test_texts_that_are_cut_are_counted(report: Report) -> None:
     assert remarks(report) == ["texts longer than training.max_length, which are cut: aster 3 of 8"]
 
 
-def test_nothing_is_drawn_of_runs_without_records(tmp_path: Path) -> None:
+def test_runs_without_records_have_no_pictures(tmp_path: Path) -> None:
     alone = result("local", 0, {"aster": (1, 0.5), "birch": (1, 0.3)})
     silent = alone.model_copy(
         update={

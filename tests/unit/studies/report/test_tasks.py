@@ -67,7 +67,7 @@ def test_a_task_is_compared_with_training_alone(report: Report) -> None:
 
 
 @pytest.mark.slow
-def test_every_form_of_the_report_has_the_tasks(report: Report, tmp_path: Path) -> None:
+def test_all_forms_of_the_report_have_tasks(report: Report, tmp_path: Path) -> None:
     console = Console(file=io.StringIO(), width=200)
     show(report, console)
     text = console.file.getvalue()  # type: ignore[attr-defined]
