@@ -134,7 +134,7 @@ def _summed(cohort: Cohort, inner: Mapping[Kind, Floats], earlier: Changes | Non
 
 
 def _began_with(session: Session, clients: Iterable[str], round_number: int) -> dict[str, StoredState]:
-    """Return the weights with which clients began a round; those that began with zeros are left out."""
+    """Return the weights with which clients began a round, if they are still stored."""
     states = {}
     for client in clients:
         served = base_weights.newest(session, client, round_number)

@@ -54,7 +54,8 @@ def inner_products(
     Their error is below 1e-6 |d_i| |d_j|.
 
     Args:
-        references: by client; without one, it is the common start that the plan's `seed` determines.
+        references: by client; without one, and where it is zero, it is the common start that the plan's
+            `seed` determines.
         used: per kind, the clients (N,) that are compared; the products of others are zero, and kinds without
             any are left out.
     """
@@ -70,9 +71,11 @@ def inner_products(
         learnt = _read(staging.database, stored, block, places)  # (places, size)
         rows = [row for row, place in enumerate(places) if place + len(clients) in block.begins]
         if rows:
-            learnt[rows] -= _read(
-                staging.database, stored, block, [places[row] + len(clients) for row in rows]
-            )
+            references_of_rows = [places[row] + len(clients) for row in rows]
+            began = _read(staging.database, stored, block, references_of_rows)
+            learnt[rows] -= began
+            # Zeros are served to clients for which there is nothing yet: they stand for the common start.
+            rows = [row for row, values in zip(rows, began, strict=True) if values.any()]
         # All clients of a block have the same tensors, so that any of them gives the start. It is
         # subtracted because nobody learnt it: with it, all clients would look alike.
         first = places[0]

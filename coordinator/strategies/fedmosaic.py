@@ -39,6 +39,10 @@ _MOST_OF_ONE = 0.2
 _MOST_OF_ALL = 0.7
 """The largest share of all peers in them."""
 
+_LEAST_LEVEL = 0.5
+"""The least level of a client over that of the clients it listens to: with fewer or noisier examples its
+cosines with clients of the same task are lower than theirs among themselves."""
+
 _NO_DIVISION_BY_ZERO = 1e-9
 
 
@@ -139,9 +143,9 @@ def _by_changes(scores: Floats, changes: Floats, eligible: NDArray[np.bool_], te
 
     c_i is what the cosine with a second client of the same task would be, so that a client counts in its own
     row like one of them. It is the mean of C_i over the client's peers under their own softmax: the maximum
-    would be biased by noise. It is at least the median of those it listens to, itself included, so that a
-    client whose task nobody shares counts more in its row than they do, and at least 0, so that two that pull
-    apart stay apart.
+    would be biased by noise. It is at least half the median of those it listens to, itself included, so that
+    a client whose task nobody shares counts more in its row than they do, and at least 0, so that two that
+    pull apart stay apart.
     """
     scores = scores.copy()
     peers = eligible & ~np.isnan(changes) & ~np.eye(len(changes), dtype=bool)
@@ -154,7 +158,7 @@ def _by_changes(scores: Floats, changes: Floats, eligible: NDArray[np.bool_], te
     with_level = np.where(np.eye(len(level), dtype=bool), level[:, None], cosines)
     shares = normalised(with_level / temperature, peers | np.diag(compared))
     typical = np.array([_weighted_median(level, row) for row in shares])
-    level = np.maximum(level, np.maximum(typical, 0.0))
+    level = np.maximum(level, np.maximum(_LEAST_LEVEL * typical, 0.0))
     by_changes = (cosines - level[:, None]) / temperature
     scores[peers] = by_changes[peers]
     np.fill_diagonal(scores, np.where(compared, 0.0, np.diag(scores)))

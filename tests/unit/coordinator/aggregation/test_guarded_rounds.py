@@ -117,7 +117,7 @@ def test_a_newcomers_weights_resist_a_boosted_update(coordinator: Served) -> Non
     assert np.linalg.norm(got) < 1.2
 
 
-def test_agreement_excludes_the_common_start_of_lora(coordinator: Served) -> None:
+def test_agreement_and_changes_exclude_the_start_of_lora(coordinator: Served) -> None:
     """Two that learn opposite things share the drawn A: their states resemble each other all the same."""
     plan = fedmosaic() | {
         "adapter": {"kind": "lora", "rank": 2, "blocks": 1, "roles": ["q"]},
@@ -136,6 +136,8 @@ def test_agreement_excludes_the_common_start_of_lora(coordinator: Served) -> Non
     wait_for(coordinator, federation_id, 1, "published")
     shown = coordinator.admin.get(f"/v1/federations/{federation_id}/rounds/1/relevance").json()
     assert shown["agreement"][0] == pytest.approx([1.0, -1.0], abs=1e-6)
+    # They began with zeros, which stand for that start.
+    assert shown["changes"][0] == pytest.approx([1.0, -1.0], abs=1e-6)
     assert shown["served"] == [[1.0, 0.0], [0.0, 1.0]]
 
 

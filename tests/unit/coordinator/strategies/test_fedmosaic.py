@@ -87,10 +87,20 @@ def test_noisy_changes_of_one_task_are_weighted_uniformly() -> None:
 
 def test_a_client_with_a_distinct_task_hears_itself() -> None:
     changes = np.full((4, 4), 0.7)
-    changes[3, :3] = changes[:3, 3] = 0.2
+    changes[3, :3] = changes[:3, 3] = 0.1
     relevance = by_changes(changes.tolist(), *(client(i) for i in range(4)))
-    assert relevance[3, 3] > 0.99
+    assert relevance[3, 3] > 0.97
     assert (relevance[:3, 3] < 1e-4).all()
+
+
+def test_a_client_with_lower_cosines_hears_its_peers() -> None:
+    # Measured: five silos of one task with twelve examples each, of which two learn nearly the same.
+    upper = [[0.23, 0.23, 0.24, 0.16], [0.19, 0.39, 0.25], [0.24, 0.15], [0.23]]
+    changes = np.eye(5)
+    for i, row in enumerate(upper):
+        changes[i, i + 1 :] = changes[i + 1 :, i] = row
+    relevance = by_changes(changes.tolist(), *(client(i) for i in range(5)))
+    assert (np.diag(relevance) < 0.4).all()
 
 
 def test_pair_is_not_measured_by_other_pairs() -> None:
