@@ -6,7 +6,6 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 import safetensors.numpy
 import torch
@@ -50,18 +49,6 @@ def test_adapter_without_q_equals_zero_q(
     torch.testing.assert_close(*logits)
 
 
-def test_all_tensors_train_beside_lora(tiny: Callable[..., BaseModel]) -> None:
-    base = tiny()
-    with inject_random_pq(base, WITHOUT_Q.model_copy(update=BESIDE_LORA)) as adapter:
-        trained = {id(p) for group in adapter.parameter_groups(0.1) for p in group["params"]}
-        assert trained == {id(parameter) for parameter in adapter.named_parameters().values()}
-        assert {name.rpartition(".")[2] for name in adapter.layout} == {"A", "B", "P"}
-        state = random_tensors(adapter.layout)
-        adapter.load(state)
-        for name, values in adapter.state().items():
-            np.testing.assert_array_equal(values, state[name])
-
-
 def test_tensors_and_origin_with_q_are_refused(tiny: Callable[..., BaseModel]) -> None:
     base = tiny()
     frames = random_frames(base, WITH_Q, 0)
@@ -89,6 +76,7 @@ def test_export_has_no_bias_and_merges(saved_model: Callable[..., str], tmp_path
     base = load_base_model(source, device=torch.device("cpu"))
     ids = torch.tensor([[1, 5, 9, 14, 7, 22]])
     with inject_random_pq(base, WITHOUT_Q.model_copy(update=BESIDE_LORA)) as adapter, torch.no_grad():
+        assert {name.rpartition(".")[2] for name in adapter.layout} == {"A", "B", "P"}
         adapter.load(random_tensors(adapter.layout))
         write_checkpoint(tmp_path, adapter.as_lora(), base, source)
         expected = base.model(input_ids=ids).logits  # type: ignore[operator]

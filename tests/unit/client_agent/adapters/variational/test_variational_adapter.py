@@ -91,10 +91,8 @@ def test_modules_and_ranks_have_their_own_importance(
 def test_adapter_and_prior_travel_and_posterior_stays(tiny: Callable[..., BaseModel]) -> None:
     base = tiny()
     with placed(base) as adapter:
-        assert adapter.state().keys() == adapter.layout.keys()
         assert {name.rpartition(".")[2] for name in adapter.layout} == {"A", "B", "prior"}
         assert adapter.layout["l0.q.prior"] == (2, 3)
-        assert not adapter.layout.keys() & adapter.private_state().keys()
         served = zero_tensors(adapter.layout)
         adapter.load(served)
         assert not adapter.state()["l0.q.prior"].any()  # where everybody starts: a = b = 2
@@ -145,22 +143,6 @@ def test_newcomers_posterior_starts_at_served_prior(tiny: Callable[..., BaseMode
         adapter.load({n: v + np.float32(0.5) for n, v in zero_tensors(adapter.layout).items()})
         u = adapter.private_state()["posterior.u"]
     np.testing.assert_allclose(posterior_of({"posterior.u": u}), START + 0.5, rtol=1e-5)
-
-
-def test_successive_clients_start_from_the_same_weights(
-    tiny: Callable[..., BaseModel], examples: list[Example]
-) -> None:
-    base = tiny()
-    with placed(base) as adapter:
-        served = zero_tensors(adapter.layout)
-        adapter.load(served)
-        first = adapter.state()
-        train_variational(base, adapter, examples[:12])
-        untouched = {name: values.copy() for name, values in served.items()}
-        adapter.load(served)
-        again = adapter.state()
-    assert all(np.array_equal(served[name], untouched[name]) for name in served)
-    assert all(np.array_equal(first[name], again[name]) for name in first)
 
 
 def test_proximal_distance_holds_the_adapter_back(
