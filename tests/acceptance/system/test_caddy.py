@@ -10,7 +10,8 @@ import httpx
 import pytest
 
 from tests.acceptance.system.caddy import PORT_BEHIND, URL, Caddy, caddy
-from tests.faults.stress.one_hot import Trial, check, taking_part, wait_for_the_end
+from tests.faults.stress.agents import wait_for_the_end
+from tests.faults.stress.one_hot import Trial, check, taking_part
 from tests.scene.coordinator import ADMIN_TOKEN
 from tests.scene.replica_processes import Coordinator
 from tests.scene.waiting import wait_until

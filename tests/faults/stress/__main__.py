@@ -25,7 +25,8 @@ from rich.table import Table
 from coordinator.db import migrate
 from coordinator.db.engine import Database
 from tests.faults.stress import kills, programs, real_agents, replicas
-from tests.faults.stress.one_hot import Trial, check, taking_part, wait_for_the_end
+from tests.faults.stress.agents import wait_for_the_end
+from tests.faults.stress.one_hot import Trial, check, taking_part
 from tests.faults.stress.proxy import bad_network
 from tests.faults.stress.summed import SummedTrial
 from tests.faults.stress.targets import TARGETS

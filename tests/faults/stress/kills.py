@@ -15,7 +15,8 @@ from coordinator.db.engine import Database
 from coordinator.observability.fault_points import PLACES, VARIABLE, Place
 from coordinator.storage import payloads
 from tests.faults.stress import summed
-from tests.faults.stress.one_hot import Trial, check, taking_part, wait_for_the_end
+from tests.faults.stress.agents import wait_for_the_end
+from tests.faults.stress.one_hot import Trial, check, taking_part
 from tests.faults.stress.summed import SummedTrial
 from tests.scene.replica_processes import Coordinator, CrashRestarter
 

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from coordinator.observability.fault_points import Place
 from tests.faults.stress import summed
-from tests.faults.stress.one_hot import Trial, check, taking_part, wait_for_the_end
+from tests.faults.stress.agents import wait_for_the_end
+from tests.faults.stress.one_hot import Trial, check, taking_part
 from tests.faults.stress.stored import Published, published_in
 from tests.faults.stress.summed import SummedTrial
 from tests.scene.replica_processes import Coordinator

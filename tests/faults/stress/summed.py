@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import cycle
+from functools import partial
 from typing import Any
 
-import httpx
 import numpy as np
 from numpy.typing import NDArray
 
@@ -19,11 +17,18 @@ from schemas.maths.adapter import Layout, in_order
 from schemas.messages.secure_sum import CAPABILITY, SumOutcome, SumStatus
 from schemas.secure_sum.encoding import Modulus, largest_encoded
 from schemas.secure_sum.segments import values_digest
-from schemas.wire.digests import digest_of
-from tests.faults.stress.one_hot import PATIENCE_SECONDS, enrol, insist
+from tests.faults.stress.agents import (
+    PATIENCE_SECONDS,
+    Insisting,
+    StressAgent,
+    Tensors,
+    raise_faults,
+    running_agents,
+    start,
+)
 from tests.faults.stress.stored import check_sums
-from tests.scene.coordinator import ADMIN_TOKEN, Silo, slug
-from tests.scene.rounds import tensors_of, url
+from tests.scene.coordinator import Silo, slug
+from tests.scene.rounds import url
 from tests.scene.sum_members import MASKED, UNMASK, SumClient, roster_of
 
 _ABANDONED = "sum-out-of-range"
@@ -54,77 +59,28 @@ class SummedTrial:
         return {"b0.q.P": (self.rank, self.rank), "b0.q.Q": (self.rank,)}
 
 
-class Insisting:
-    """Asks any coordinator until there is an answer, with a new signature each time."""
+class SummedAgent(StressAgent):
+    """Sends a random input in every round's sum.
 
-    def __init__(self, client: httpx.Client, urls: Sequence[str]) -> None:
-        self._client = client
-        self._urls = cycle(urls)
-
-    def get(self, path: str, **request: Any) -> httpx.Response:
-        return insist(lambda: self._client.get(next(self._urls) + path, **request))
-
-    def put(self, path: str, **request: Any) -> httpx.Response:
-        return insist(lambda: self._client.put(next(self._urls) + path, **request))
-
-    def post(self, path: str, **request: Any) -> httpx.Response:
-        return insist(lambda: self._client.post(next(self._urls) + path, **request))
-
-    def close(self) -> None:
-        self._client.close()
-
-
-class SummedAgent(threading.Thread):
-    """Takes part until the federation is finished, whatever happens to the coordinator."""
+    Attributes:
+        inputs: its encoded input, by round.
+        outcomes: what it was told in the end, by round.
+    """
 
     def __init__(self, trial: SummedTrial, silo: Silo, index: int, admin: Insisting) -> None:
-        super().__init__(name=f"c{index}", daemon=True)
-        self.silo = silo
-        self.inputs: dict[int, NDArray[np.int32]] = {}  # by round
+        super().__init__(silo, index, trial.layout)
+        self.inputs: dict[int, NDArray[np.int32]] = {}
         self.outcomes: dict[int, SumOutcome] = {}
-        self.digests: dict[int, str] = {}
-        self.fault: BaseException | None = None
         self._trial = trial
         self._spoils = index == 0
         self._admin = admin
 
-    def run(self) -> None:
-        """Until the end, or until something is wrong: then `fault` says what."""
-        try:
-            while not self._turn():
-                time.sleep(0.02)
-        except BaseException as fault:
-            self.fault = fault
-
-    def _turn(self) -> bool:
-        current = self.silo.http.get(f"/v1/federations/{self.silo.federation_id}/rounds/current")
-        if current.status_code == 204:
-            return False
-        assert current.status_code == 200, current.text
-        brief = current.json()
-        number = brief["round"]
-        if brief["state"] == "finished":
-            self._pull(number, brief["weights"]["digest"])
-            return True
-        joined = self.silo.http.post(url(self.silo, number, "/join"))
-        if joined.status_code == 409:
-            return False
-        assert joined.status_code == 200, joined.text
-        base = joined.json()["weights"]["digest"]
-        values = self._pull(number, base)
+    def take_part(self, number: int, base: str, state: Tensors) -> None:
+        values = values_digest(state, in_order(self._trial.layout))
         body = {"base": base, "values": values, "format": CAPABILITY}
         ready = self.silo.http.put(url(self.silo, number, "/ready"), json=body)
         assert ready.status_code in (200, 201), ready.text
         self._sum(number, values)
-        return False
-
-    def _pull(self, number: int, digest: str) -> str:
-        """Return the digest of the values that are served."""
-        answer = self.silo.http.get(url(self.silo, number, "/weights"))
-        state = tensors_of(answer, self._trial.layout)
-        assert digest_of(answer.content) == digest
-        assert self.digests.setdefault(number, digest) == digest, "published bytes have changed"
-        return values_digest(state, in_order(self._trial.layout))
 
     def _sum(self, number: int, values: str) -> None:
         """Take part in the session of a round, and wait for its outcome."""
@@ -166,53 +122,24 @@ def _spoilt(client: SumClient) -> bytes:
 
 @contextmanager
 def summing(trial: SummedTrial, urls: Sequence[str]) -> Iterator[tuple[str, list[SummedAgent], Insisting]]:
-    """Create a federation, enrol its clients, start it and them; their connections end with the block."""
-    headers = {"Authorization": f"Bearer {ADMIN_TOKEN}"}
-    with httpx.Client(headers=headers, timeout=60, verify=False) as people:
-        admin = Insisting(people, urls)
-        made = admin.post("/v1/federations", json=trial.plan)
-        assert made.status_code == 201, made.text
-        federation_id = str(made.json()["id"])
-        agents = []
-        for index in range(trial.clients):
-            enrolling: Any = admin
-            silo = enrol(enrolling, federation_id, f"c{index}")
-            asking: Any = Insisting(silo.http, urls)
-            silo = Silo(silo.client_id, federation_id, silo.key, asking)
-            agents.append(SummedAgent(trial, silo, index, admin))
-        _start(admin, federation_id)
-        for agent in agents:
-            agent.start()
-        try:
-            yield federation_id, agents, admin
-        finally:
-            for agent in agents:
-                agent.silo.http.close()
-
-
-def _start(admin: Insisting, federation_id: str) -> None:
-    started = admin.post(f"/v1/federations/{federation_id}/start")
-    assert started.status_code == 200, started.text
+    """Run the clients of a trial."""
+    make = partial(SummedAgent, trial)
+    with running_agents(trial.plan, trial.clients, urls, make) as running:
+        yield running
 
 
 def go_on_to_the_end(federation_id: str, agents: Sequence[SummedAgent], admin: Insisting) -> None:
     """Resume the federation whenever it has paused itself, until all agents have come to their end."""
     deadline = time.monotonic() + 2 * PATIENCE_SECONDS
     while any(agent.is_alive() for agent in agents):
-        _raise_faults(agents)
+        raise_faults(agents)
         shown = admin.get(f"/v1/federations/{federation_id}").json()
         if shown["state"] == "paused":
             assert shown["round"]["state"] == "abandoned"
-            _start(admin, federation_id)
+            start(admin, federation_id)
         assert time.monotonic() < deadline, shown
         time.sleep(0.2)
-    _raise_faults(agents)
-
-
-def _raise_faults(agents: Sequence[SummedAgent]) -> None:
-    for agent in agents:
-        if agent.fault is not None:
-            raise AssertionError(f"{agent.name}: {agent.fault}") from agent.fault
+    raise_faults(agents)
 
 
 def check(trial: SummedTrial, database_url: str, federation_id: str, agents: Sequence[SummedAgent]) -> None:

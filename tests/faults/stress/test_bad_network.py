@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.stress.one_hot import Trial, check, taking_part, wait_for_the_end
+from tests.faults.stress.agents import wait_for_the_end
+from tests.faults.stress.one_hot import Trial, check, taking_part
 from tests.faults.stress.proxy import FAULTS, bad_network
 from tests.scene.replica_processes import Coordinator
 
