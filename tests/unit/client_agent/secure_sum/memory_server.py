@@ -41,6 +41,7 @@ from schemas.messages.sum_counts import SumCounts
 from schemas.secure_sum.count_proofs import are_proved
 from schemas.wire.digests import digest_of
 from tests.scene.secure_sums import expectation_of, identity, inputs_of, terms_of
+from tests.scene.threads import run_at_once
 
 KINDS = (KeysStep, SharesStep, None, ConfirmStep, UnmaskStep)
 
@@ -232,21 +233,7 @@ def members_of(folder: Path, count: int, terms: SumTerms | None = None) -> list[
 
 def run_all(members: list[DrivenMember]) -> dict[int, BaseException]:
     """Run members at once; return what they raised, by position."""
-    errors: dict[int, BaseException] = {}
-
-    def run(member: DrivenMember) -> None:
-        try:
-            member.run()
-        except BaseException as error:
-            errors[member.calls.position] = error
-
-    threads = [threading.Thread(target=run, args=(member,), daemon=True) for member in members]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(timeout=60)
-        assert not thread.is_alive()
-    return errors
+    return run_at_once({member.calls.position: member.run for member in members})
 
 
 def expected_sum(members: list[DrivenMember]) -> NDArray[np.int64]:

@@ -28,6 +28,7 @@ from schemas.messages.rounds import RoundBrief
 from schemas.secure_sum.segments import segments_of
 from tests.scene.coordinator import Served
 from tests.scene.database import ask
+from tests.scene.threads import run_at_once
 
 PLAN: dict[str, Any] = {
     "strategy": {"name": "fedavg"},
@@ -94,21 +95,7 @@ class Agents:
 
     def sum(self, agents: list[Agent] | None = None) -> dict[str, BaseException]:
         """Run agents' parts in the sum at once; return the errors by name."""
-        errors: dict[str, BaseException] = {}
-
-        def run(agent: Agent) -> None:
-            try:
-                agent.sum()
-            except BaseException as error:
-                errors[agent.name] = error
-
-        threads = [threading.Thread(target=run, args=(agent,)) for agent in agents or self.agents]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(timeout=120)
-            assert not thread.is_alive()
-        return errors
+        return run_at_once({agent.name: agent.sum for agent in agents or self.agents}, 240)
 
 
 Transport = Callable[[str], httpx.BaseTransport | None]

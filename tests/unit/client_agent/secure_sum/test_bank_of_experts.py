@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import threading
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from schemas.secure_sum.encoding import largest_encoded
 from tests.scene.coordinator import Served
 from tests.scene.faults import Killed
 from tests.scene.rounds import wait_for
+from tests.scene.threads import run_at_once
 from tests.unit.client_agent.secure_sum.summed_agents import Agent, Agents, agents_of, plan
 from tests.unit.client_agent.secure_sum.wires import Exchange, Wire
 
@@ -68,12 +69,7 @@ def sum_and_revive(agents: Agents, wire: Wire) -> list[str]:
                 killed.append(agent.name)
                 del wire.dies_before[agent.name]
 
-    threads = [threading.Thread(target=run, args=(agent,)) for agent in agents.agents]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(timeout=120)
-        assert not thread.is_alive()
+    assert not run_at_once({agent.name: partial(run, agent) for agent in agents.agents}, 240)
     return sorted(killed)
 
 

@@ -6,6 +6,7 @@ import json
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -45,6 +46,7 @@ from tests.scene.faults import Killed
 from tests.scene.rounds import wait_for
 from tests.scene.silo_config import config
 from tests.scene.sum_members import SERVER_KEY
+from tests.scene.threads import run_at_once
 from tests.unit.client_agent.secure_sum.summed_agents import Agent, agents_of, plan, total_of
 from tests.unit.client_agent.secure_sum.wires import Exchange, Wire
 
@@ -97,21 +99,8 @@ def test_agents_run_to_the_end_without_final_scores(
     wire = Wire()
     with agents_of(served, silo, tmp_path, plan(3, total=2, phase_seconds=60), 3, wire.transport) as agents:
         agents.start()
-        errors: list[BaseException] = []
-
-        def run_agent(agent: Agent) -> None:
-            try:
-                daemon.run(agent.participant)
-            except BaseException as error:
-                errors.append(error)
-
-        threads = [threading.Thread(target=run_agent, args=(agent,)) for agent in agents.agents]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(timeout=200)
-            assert not thread.is_alive()
-        assert not errors
+        loops = {agent.name: partial(daemon.run, agent.participant) for agent in agents.agents}
+        assert not run_at_once(loops, 240)
         assert wait_for(served, agents.federation_id, 2, "published")["secure_sum"]["counted"] == 3
     assert not wire.of("PUT", "/scores")
 

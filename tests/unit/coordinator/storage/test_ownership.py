@@ -19,6 +19,7 @@ from coordinator.db.engine import Database, database_time
 from coordinator.db.tables.federations import PayloadStoreRow
 from coordinator.storage import object_store, payload_moves, server_key
 from coordinator.storage.ownership import Ownership
+from tests.scene.threads import run_at_once
 from tests.unit.coordinator.storage.copies import (
     ANY_AGE,
     KEY,
@@ -120,28 +121,19 @@ def test_replicas_replace_the_token_together(database: Database, tmp_path: Path)
     store, tokens = f"file://{tmp_path}", set()
     server_key.load(database, KEY)
     base = payload_moves.home(database, store)
-    start, failures = threading.Barrier(REPLICAS), []
+    start = threading.Barrier(REPLICAS, timeout=60)
 
     def replica() -> None:
-        try:
-            with closing(Database(database.url)) as first:
-                owner = Ownership(first, base)
-                for _ in range(5):
-                    if start.wait(60) == 0 and tokens:
-                        expire(database)
-                    start.wait(60)
-                    owner.renew()
-                    tokens.add(object_store.small(f"{base}.owner"))
-        except BaseException as error:
-            failures.append(error)
-            start.abort()
+        with closing(Database(database.url)) as connection:
+            owner = Ownership(connection, base)
+            for _ in range(5):
+                if start.wait() == 0 and tokens:
+                    expire(database)
+                start.wait()
+                owner.renew()
+                tokens.add(object_store.small(f"{base}.owner"))
 
-    threads = [threading.Thread(target=replica) for _ in range(REPLICAS)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failures
+    assert not run_at_once(dict.fromkeys(range(REPLICAS), replica), barrier=start)
     assert len(tokens) >= 5
     assert not list(tmp_path.glob("*.disputed"))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import os
 import threading
 from collections.abc import Iterable
@@ -13,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from pydantic import SecretStr
 from sqlalchemy import func, select
 
 from benchmarks.s3_server import S3Server
@@ -22,6 +20,7 @@ from coordinator.db.tables.federations import FederationRow, PayloadRow
 from coordinator.storage import object_store, payload_moves, payloads, server_key
 from schemas.maths.adapter import Layout
 from schemas.messages.federations import FederationPlan
+from tests.scene.threads import run_at_once
 from tests.unit.coordinator.aggregation.closed_round import (
     Closed,
     Sent,
@@ -32,10 +31,10 @@ from tests.unit.coordinator.aggregation.closed_round import (
     round_row,
     served_values,
 )
+from tests.unit.coordinator.storage.copies import KEY
 
 pytest.importorskip("obstore")
 
-KEY = SecretStr(base64.urlsafe_b64encode(bytes(32)).decode().rstrip("="))
 NOW = timedelta(seconds=-5)
 REPLICAS = 3
 LORA: Layout = {"b0.q.A": (2, 6), "b0.q.B": (6, 2)}
@@ -106,30 +105,20 @@ def test_concurrent_moves_of_replicas_lose_no_payload(
     bodies = [os.urandom(payload_moves.SMALLEST + number) for number in range(4)]
     with database.write() as session:
         ids = [payloads.store_bytes(session, body)[0] for body in bodies]
-    store, all_have_put = f"file://{tmp_path}", threading.Barrier(REPLICAS)
+    store, all_have_put = f"file://{tmp_path}", threading.Barrier(REPLICAS, timeout=60)
     put = object_store.put
 
     def put_together(place: str, content: Iterable[bytes]) -> None:
         put(place, content)
-        all_have_put.wait(60)
+        all_have_put.wait()
 
     monkeypatch.setattr(object_store, "put", put_together)
-    failures: list[BaseException] = []
 
     def replica() -> None:
-        try:
-            with closing(Database(database.url)) as replica_database:
-                payload_moves.move_settled(replica_database, store, lambda: False, settled=NOW)
-        except BaseException as error:
-            failures.append(error)
-            all_have_put.abort()
+        with closing(Database(database.url)) as connection:
+            payload_moves.move_settled(connection, store, lambda: False, settled=NOW)
 
-    threads = [threading.Thread(target=replica) for _ in range(REPLICAS)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failures
+    assert not run_at_once(dict.fromkeys(range(REPLICAS), replica), barrier=all_have_put)
     assert placed_count(database) == len(bodies)
     assert payload_moves.sweep(database, store, unused=NOW) == (REPLICAS - 1) * len(bodies)
     assert not list(payload_moves.missing(database))
