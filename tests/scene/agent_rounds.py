@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 
 from client_agent.rounds.steps import take_part
 from client_agent.rounds.training_result import TrainingResult
+from client_agent.storage import round_folder
 from client_agent.storage.round_folder import BRIEF, RECEIPT, SCORES_SENT, TRAINED, UPDATE, RoundFolder
 from schemas.maths.adapter import Layout
 from schemas.messages.recipes import SentRecipe
@@ -20,6 +25,7 @@ from schemas.wire.header import Slot
 from schemas.wire.streams import decode, stream_slots
 from tests.scene.agents import Enrolled, alone_plan, next_brief
 from tests.scene.coordinator import Served
+from tests.scene.faults import Killed
 from tests.scene.rounds import tensors_of
 
 Arrays = dict[str, NDArray[np.float32]]
@@ -98,3 +104,23 @@ def stored_tensors(folder: RoundFolder, name: str) -> Arrays:
 
 def stored_receipt(folder: RoundFolder) -> Receipt:
     return Receipt.model_validate_json(folder.read(RECEIPT))
+
+
+@contextmanager
+def killed_at_write(monkeypatch: pytest.MonkeyPatch, name: str, *, is_written: bool) -> Iterator[None]:
+    """Kill an agent when it writes a file of its round, before or after the file is on the disk.
+
+    The test fails if the block ends without this write.
+    """
+    write = round_folder.write_durably
+
+    def write_or_die(path: Path, content: bytes) -> None:
+        if path.name != name or is_written:
+            write(path, content)
+        if path.name == name:
+            raise Killed
+
+    with monkeypatch.context() as patched:
+        patched.setattr(round_folder, "write_durably", write_or_die)
+        with pytest.raises(Killed):
+            yield

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,6 @@ from client_agent.adapters.variational.posterior import START
 from client_agent.rounds.checkpoints import adapter_of_round
 from client_agent.rounds.steps import take_part
 from client_agent.rounds.training_result import TrainingResult
-from client_agent.storage import files as storage_files
-from client_agent.storage import round_folder
 from client_agent.storage.round_folder import (
     BRIEF,
     MEASURES,
@@ -33,9 +31,14 @@ from client_agent.storage.round_folder import (
 )
 from schemas.maths.start import from_start
 from tests.scene.agent_pair import CA_PFL, CA_PFL_RECIPE, Pair
-from tests.scene.agent_rounds import layout_of, stored_tensors, trained_tensors, update_difference
+from tests.scene.agent_rounds import (
+    killed_at_write,
+    layout_of,
+    stored_tensors,
+    trained_tensors,
+    update_difference,
+)
 from tests.scene.coordinator import Served
-from tests.scene.faults import Killed
 
 Arrays = dict[str, NDArray[np.float32]]
 
@@ -127,24 +130,14 @@ def test_killed_agent_sends_and_keeps_the_same_bytes(
     two = pair(rounds={"total": 3, "min_clients": 1})
     two.run_round("aster")
     brief, participant = two.brief("aster"), two.members["aster"]
-    writes, folder = storage_files.write_durably, participant.workspace.rounds.open(brief.round)
+    folder = participant.workspace.rounds.open(brief.round)
     bodies_seen: dict[str, set[bytes]] = {RESIDUAL: set(), MEASURES: set(), UPDATE: set()}
     files = (BRIEF, WEIGHTS, TRAINED, SKETCH, RESIDUAL, MEASURES, UPDATE, RECEIPT, SCORES_SENT)
-    for name in files:
-        for is_written in (False, True):
-
-            def dying_writes(path: Path, content: bytes, name: str = name, lives: bool = is_written) -> None:
-                if path.name != name or lives:
-                    writes(path, content)
-                if path.name == name:
-                    raise Killed
-
-            with monkeypatch.context() as patched:
-                patched.setattr(round_folder, "write_durably", dying_writes)
-                with pytest.raises(Killed):
-                    take_part(participant, brief)
-            for file, contents in bodies_seen.items():
-                contents |= {folder.read(file)} if folder.has(file) else set()
+    for name, is_written in product(files, (False, True)):
+        with killed_at_write(monkeypatch, name, is_written=is_written):
+            take_part(participant, brief)
+        for file, contents in bodies_seen.items():
+            contents |= {folder.read(file)} if folder.has(file) else set()
     assert [len(contents) for contents in bodies_seen.values()] == [1, 1, 1]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from pathlib import Path
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,6 @@ from client_agent.rounds.opened_round import OpenedBrief
 from client_agent.rounds.steps import take_part
 from client_agent.rounds.training_result import TrainingResult
 from client_agent.rounds.work import Work
-from client_agent.storage import files, round_folder
 from client_agent.storage.round_folder import (
     BRIEF,
     CLOSED,
@@ -38,6 +37,7 @@ from tests.scene.agent_rounds import (
     PQ,
     SERVED,
     LoneSilo,
+    killed_at_write,
     layout_of,
     reference_of,
     stored_receipt,
@@ -47,7 +47,6 @@ from tests.scene.agent_rounds import (
 )
 from tests.scene.agents import Enrolled
 from tests.scene.coordinator import Served
-from tests.scene.faults import Killed
 from tests.scene.rounds import join, layout_for, put, update_body, wait_for
 from tests.scene.tensors import assert_same_bytes, zero_tensors
 
@@ -105,24 +104,15 @@ def test_killed_agent_sends_one_update_to_the_byte(
     scene = LoneSilo(served, participant, wire=wire)
     scene.run_rounds()
     brief = scene.brief()
-    writes, extra = files.write_durably, RESIDUAL if wire else SENT
+    extra = RESIDUAL if wire else SENT
     folder, bodies = scene.participant.workspace.rounds.open(brief.round), set[bytes]()
-    for name in (BRIEF, WEIGHTS, TRAINED, SKETCH, extra, UPDATE, RECEIPT, SCORES_SENT):
-        for is_written in (False, True):
-
-            def dying_writes(path: Path, content: bytes, name: str = name, lives: bool = is_written) -> None:
-                if path.name != name or lives:
-                    writes(path, content)
-                if path.name == name:
-                    raise Killed
-
-            with monkeypatch.context() as patched:
-                patched.setattr(round_folder, "write_durably", dying_writes)
-                with pytest.raises(Killed):
-                    take_part(scene.participant, brief)
-            assert folder.has(name) == is_written
-            if folder.has(UPDATE):
-                bodies.add(folder.read(UPDATE))
+    names = (BRIEF, WEIGHTS, TRAINED, SKETCH, extra, UPDATE, RECEIPT, SCORES_SENT)
+    for name, is_written in product(names, (False, True)):
+        with killed_at_write(monkeypatch, name, is_written=is_written):
+            take_part(scene.participant, brief)
+        assert folder.has(name) == is_written
+        if folder.has(UPDATE):
+            bodies.add(folder.read(UPDATE))
     assert len(bodies) == 1
     beside = folder.read(extra)
     scene.repeat(folder, extra, UPDATE)

@@ -17,10 +17,9 @@ from client_agent.storage.round_folder import BASE, FINAL_WEIGHTS, RECEIPT, WEIG
 from client_agent.transport.client import CoordinatorApi
 from schemas.messages.rounds import FinishedBrief
 from schemas.wire.digests import digest_of, to_field
-from tests.scene.agent_rounds import LORA, PQ, SERVED, LoneSilo
+from tests.scene.agent_rounds import LORA, PQ, SERVED, LoneSilo, killed_at_write
 from tests.scene.agents import Enrolled
 from tests.scene.coordinator import Served
-from tests.scene.faults import Killed
 from tests.scene.waiting import wait_until
 
 INT8 = {"weights_recipe": "int8"}
@@ -160,18 +159,8 @@ def test_agent_killed_at_weights_write_rebuilds_them(
 ) -> None:
     scene = LoneSilo(served, participant, wire=INT8)
     scene.run_rounds()
-    write = RoundFolder.write
-
-    def killed(folder: RoundFolder, name: str, content: bytes) -> None:
-        if name != WEIGHTS or after:
-            write(folder, name, content)
-        if name == WEIGHTS:
-            raise Killed
-
-    monkeypatch.setattr(RoundFolder, "write", killed)
-    with pytest.raises(Killed):
+    with killed_at_write(monkeypatch, WEIGHTS, is_written=after):
         take_part(scene.participant, scene.brief())
-    monkeypatch.setattr(RoundFolder, "write", write)
     folder = scene.run_rounds()
     assert folder.number == 2
     assert folder.read(WEIGHTS) == served_whole(scene, 2)
