@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,13 +25,13 @@ from schemas.messages.enrolment import Profile
 from schemas.messages.federations import FederationPlan
 from schemas.messages.updates import WeightsManifest
 from schemas.secure_sum.encoding import CLIP_UNIT, clamp_weight, concatenate, largest_encoded, quantise
-from schemas.secure_sum.segments import SCORES, WEIGHT, segments_of, values_of_segment
+from schemas.secure_sum.segments import SCORES, WEIGHT, segments_of, values_digest, values_of_segment
 from schemas.wire.digests import digest_of
 from schemas.wire.envelope import head
 from tests.scene.coordinator import PROFILE
 from tests.scene.plans import federation_plan
 from tests.scene.secure_sums import terms_of
-from tests.scene.tensors import split_tensors
+from tests.scene.tensors import split_tensors, zero_tensors
 from tests.unit.coordinator.rows import client_row, participation_row
 
 LORA_PROFILE = PROFILE | {"layers": 1, "roles": ["q"], "shapes": {"q": [6, 5]}}
@@ -202,6 +202,48 @@ def layout_under(federation_plan: FederationPlan) -> Layout:
 def start_values(federation_plan: FederationPlan, layout: Layout, served_values: State) -> State:
     seed = federation_plan.training.seed
     return {name: from_start(name, served_values.__getitem__, seed, layout) for name in layout}
+
+
+@dataclass(frozen=True)
+class PublishedSum:
+    """One round of `published_sums`.
+
+    Attributes:
+        start: the model that the members began with.
+        mean: the plain mean of their changes.
+        served: the model that the first member is served afterwards.
+    """
+
+    number: int
+    members: list[MemberUpdate]
+    start: State
+    mean: State
+    served: State
+
+    @property
+    def expected(self) -> State:
+        """The model without the rounding of members."""
+        return {name: values + self.mean[name] for name, values in self.start.items()}
+
+
+def published_sums(
+    database: Database, federation_id: str, federation_plan: FederationPlan, rounds_total: int
+) -> Iterator[PublishedSum]:
+    """Sum and publish rounds of random changes, each from the model of the one before.
+
+    The stored digest of every model is that of the served values.
+    """
+    layout = layout_under(federation_plan)
+    served: State = zero_tensors(layout)
+    for number in range(1, rounds_total + 1):
+        members = random_members(layout, MEMBERS, seed=number)
+        sum_round(database, federation_id, federation_plan, layout, members, number)
+        publish(database, block_bytes=1024)
+        start = start_values(federation_plan, layout, served)
+        mean = {name: np.mean([member.change[name] for member in members], axis=0) for name in layout}
+        served = served_state(database, federation_id, 0, layout, number + 1)
+        assert model(database, federation_id, number).digest == values_digest(served, layout)
+        yield PublishedSum(number, members, start, mean, served)
 
 
 def rounding(federation_plan: FederationPlan, layout: Layout) -> float:

@@ -22,8 +22,7 @@ from coordinator.totals import SegmentChange
 from schemas.maths.adapter import size
 from schemas.messages.updates import WeightsManifest
 from schemas.secure_sum.encoding import clamp_weight, largest_encoded
-from schemas.secure_sum.segments import values_digest
-from tests.scene.tensors import split_tensors, zero_tensors
+from tests.scene.tensors import assert_same_bytes, split_tensors
 from tests.unit.coordinator.aggregation.closed_round import Sent, close_round
 from tests.unit.coordinator.aggregation.closed_round import served_values as served_plain
 from tests.unit.coordinator.aggregation.summed_round import (
@@ -37,10 +36,10 @@ from tests.unit.coordinator.aggregation.summed_round import (
     model,
     plan,
     publish,
+    published_sums,
     random_members,
     rounding,
     served_state,
-    start_values,
     sum_round,
 )
 
@@ -55,33 +54,19 @@ def test_clients_are_served_the_mean_of_summed_updates(
     federation_plan = plan(strategy, adapter)
     layout = layout_under(federation_plan)
     federation_id = federation(database, federation_plan, MEMBERS + 1)
-    expected, before = zero_tensors(layout), zero_tensors(layout)
-    for number in (1, 2):
-        members = random_members(layout, MEMBERS, seed=number)
-        sum_round(database, federation_id, federation_plan, layout, members, number)
-        publish(database, block_bytes=1024)
-        start = start_values(federation_plan, layout, before)
-        expected = {
-            name: start[name] + np.mean([member.change[name] for member in members], axis=0)
-            for name in layout
-        }
-        bodies = [
-            served_state(database, federation_id, place, layout, number + 1) for place in range(MEMBERS + 1)
-        ]
-        for body in bodies:
-            assert_close(body, expected, rounding(federation_plan, layout))
-        for name in layout:
-            assert all((body[name] == bodies[0][name]).all() for body in bodies)
-        stored = model(database, federation_id, number)
-        assert stored.digest == values_digest(bodies[0], layout)
+    for published in published_sums(database, federation_id, federation_plan, 2):
+        assert_close(published.served, published.expected, rounding(federation_plan, layout))
+        for place in range(1, MEMBERS + 1):
+            other = served_state(database, federation_id, place, layout, published.number + 1)
+            assert_same_bytes(other, published.served)
+        stored = model(database, federation_id, published.number)
         with database.read() as session:
-            assert joint_digest(session, federation_id, number + 1) == stored.digest
+            assert joint_digest(session, federation_id, published.number + 1) == stored.digest
             assert session.scalars(select(RelevanceRow)).first() is None
-        losses = np.mean([member.losses for member in members], axis=0)
+        losses = np.mean([member.losses for member in published.members], axis=0)
         assert stored.losses == pytest.approx(
             {"served": losses[0], "trained": losses[1]}, abs=16 / largest_encoded(16)
         )
-        before = bodies[0]
 
 
 def test_members_weigh_by_examples_up_to_a_maximum(database: Database) -> None:

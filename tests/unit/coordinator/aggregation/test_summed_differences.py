@@ -14,26 +14,19 @@ from coordinator.storage import payloads
 from schemas.messages.federations import FederationPlan
 from schemas.messages.recipes import SERVED_DIFFERENCES, WeightsRecipeName
 from schemas.messages.updates import WeightsManifest
-from schemas.secure_sum.segments import values_digest
 from schemas.wire.compress import decompress
 from schemas.wire.envelope import unpack
 from schemas.wire.served_difference import reconstructed
 from schemas.wire.streams import stream_slots
-from tests.scene.tensors import zero_tensors
+from tests.scene.tensors import assert_same_bytes
 from tests.unit.coordinator.aggregation.summed_round import (
     MEMBERS,
-    State,
     assert_close,
     federation,
     layout_under,
-    model,
     plan,
-    publish,
-    random_members,
+    published_sums,
     rounding,
-    served_state,
-    start_values,
-    sum_round,
 )
 
 LEVELS: dict[WeightsRecipeName, int] = {"int8": 127, "int4": 7}
@@ -63,18 +56,11 @@ def test_a_difference_rebuilds_the_next_summed_model(
     federation_plan = difference_plan(adapter, recipe)
     layout = layout_under(federation_plan)
     federation_id = federation(database, federation_plan, MEMBERS)
-    before: State = zero_tensors(layout)
-    for number in (1, 2, 3):
-        members = random_members(layout, MEMBERS, seed=number)
-        sum_round(database, federation_id, federation_plan, layout, members, number)
-        publish(database, block_bytes=1024)
-        start = start_values(federation_plan, layout, before)
-        mean = {name: np.mean([member.change[name] for member in members], axis=0) for name in layout}
-        body = served_state(database, federation_id, 0, layout, number + 1)
-        step = max(float(np.abs(change).max()) for change in mean.values()) / LEVELS[recipe]
+    for published in published_sums(database, federation_id, federation_plan, 3):
+        number = published.number
+        step = max(float(np.abs(change).max()) for change in published.mean.values()) / LEVELS[recipe]
         within = rounding(federation_plan, layout) + 1.01 * step
-        assert_close(body, {name: start[name] + mean[name] for name in layout}, within)
-        assert model(database, federation_id, number).digest == values_digest(body, layout)
+        assert_close(published.served, published.expected, within)
         coded = stored_differences(database, federation_id, number + 1)
         assert len(coded) == (MEMBERS if number > 1 else 0)  # nobody here was served zeros
         for frame in {*coded.values()}:
@@ -85,6 +71,5 @@ def test_a_difference_rebuilds_the_next_summed_model(
             ) as difference:
                 assert difference.manifest(WeightsManifest).round == number + 1
                 by = SERVED_DIFFERENCES[recipe]
-                rebuilt = dict(reconstructed(difference, layout, by, start.__getitem__))
-            assert all(rebuilt[name].tobytes() == body[name].tobytes() for name in layout)
-        before = body
+                rebuilt = dict(reconstructed(difference, layout, by, published.start.__getitem__))
+            assert_same_bytes(rebuilt, published.served)

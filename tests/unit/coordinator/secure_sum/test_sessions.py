@@ -74,21 +74,6 @@ def test_sessions_are_shown_in_events_and_audit(coordinator: Served) -> None:
     assert shown == [("sum-session-opened", "coordinator"), ("sum-session-done", "coordinator")]
 
 
-def test_masked_and_plain_totals_are_equal(coordinator: Served) -> None:
-    masked, plain = summing(coordinator), summing(coordinator, masking="none")
-    masked.begin()
-    for client, other in zip(plain.clients, masked.clients, strict=True):
-        client.input = other.input
-    plain.begin()
-    status = plain.clients[0].status()
-    assert status is not None
-    assert status.step == "masked"
-    plain.step(MASKED)
-    send_all_steps(masked)
-    assert np.array_equal(plain.total(), masked.total())
-    assert plain.view()["secure_sum"]["sessions"][0]["answered"] == {"masked": 5}
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("step", STEPS)
 def test_a_sum_succeeds_without_a_stopped_member(coordinator: Served, step: int) -> None:
