@@ -94,6 +94,14 @@ def alone_plan(**changes: Any) -> dict[str, Any]:
     } | changes
 
 
+def start_alone(served: Served, **changes: Any) -> tuple[str, str]:
+    """Start a federation of one silo; return its id and an enrolment token for `aster`."""
+    federation_id = served.federation(**alone_plan(**changes))
+    token = served.enrolment_token(federation_id, "aster")
+    served.start_federation(federation_id)
+    return federation_id, token
+
+
 DP = {"epsilon": 2.0, "releases": 2, "minimum_sample": 12}
 
 

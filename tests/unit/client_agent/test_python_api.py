@@ -14,7 +14,7 @@ from client_agent import AgentSettings, open_participant, run
 from client_agent.errors import NotEnrolled, StudyUnusable
 from studies import Study, simulate
 from studies.quickstart.folder import QuickstartFolder
-from tests.scene.agents import alone_plan
+from tests.scene.agents import start_alone
 from tests.scene.coordinator import Served
 from tests.scene.silo_config import config
 from tests.scene.studies import write_study
@@ -23,9 +23,7 @@ ROOT = Path(__file__).parents[3]
 
 
 def test_silo_takes_part_from_python(served: Served, tmp_path: Path) -> None:
-    federation_id = served.federation(**alone_plan(rounds={"total": 1, "min_clients": 1}))
-    token = served.enrolment_token(federation_id, "aster")
-    served.start_federation(federation_id)
+    _, token = start_alone(served, rounds={"total": 1, "min_clients": 1})
     settings = AgentSettings.from_toml(config(tmp_path, url=served.url))
     with open_participant(settings, (token, "aster")) as participant:
         run(participant)

@@ -18,7 +18,7 @@ from client_agent.transport.client import CoordinatorApi
 from client_agent.transport.sent_log import SentLog, SentLogUnwritable
 from schemas.messages.scores import Scores
 from tests.scene.agent_commands import tessera
-from tests.scene.agents import alone_plan, limited_sleep
+from tests.scene.agents import limited_sleep, start_alone
 from tests.scene.coordinator import Served
 from tests.scene.silo_config import config
 
@@ -34,12 +34,9 @@ def listed(file: Path, *arguments: object) -> list[dict[str, Any]]:
 
 @pytest.mark.slow
 def test_sent_bodies_are_listed_and_saved(served: Served, tmp_path: Path) -> None:
-    federation_id = served.federation(**alone_plan())
+    federation_id, token = start_alone(served)
     file = config(tmp_path, url=served.url)
-    settings = read_settings(file)
-    token = served.enrolment_token(federation_id, "aster")
-    with open_participant(settings, (token, "aster")) as participant:
-        served.start_federation(federation_id)
+    with open_participant(read_settings(file), (token, "aster")) as participant:
         run(participant, limited_sleep(500))
         updates = [folder.read("update.body") for folder in participant.workspace.rounds.newest_first()]
     entries = listed(file)

@@ -14,7 +14,7 @@ from client_agent.rounds.steps import take_part
 from client_agent.session import open_participant
 from client_agent.settings import read_settings
 from tests.scene.agent_commands import tessera
-from tests.scene.agents import alone_plan, checked, limited_sleep, next_brief
+from tests.scene.agents import alone_plan, checked, limited_sleep, next_brief, start_alone
 from tests.scene.coordinator import Served
 from tests.scene.silo_config import config
 from tests.scene.tracker_records import in_new_process, recorded, recorded_by_trackio
@@ -30,12 +30,9 @@ def with_trackers(folder: Path, line: str = 'report_to = ["tensorboard"]', **cha
 
 @pytest.mark.slow
 def test_tracker_run_continues_after_a_restart(served: Served, tmp_path: Path) -> None:
-    federation_id = served.federation(**alone_plan())
-    file = with_trackers(tmp_path, url=served.url)
-    settings = read_settings(file)
-    token = served.enrolment_token(federation_id, "aster")
+    federation_id, token = start_alone(served)
+    settings = read_settings(with_trackers(tmp_path, url=served.url))
     with open_participant(settings, (token, "aster")) as participant:
-        served.start_federation(federation_id)
         take_part(participant, next_brief(participant))
     with open_participant(settings) as participant:
         run(participant, limited_sleep(500))

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Callable
 from itertools import count
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +14,6 @@ from client_agent.adapters.ranks import rank_of
 from client_agent.rounds.steps import take_part
 from client_agent.storage.base_delta import BaseDelta
 from client_agent.storage.round_folder import FOLD, RECEIPT, SCORES_SENT, SENT, UPDATE, WEIGHTS, RoundFolder
-from client_agent.training.silo import Silo
 from schemas.maths.adapter import Layout
 from schemas.messages.recipes import SentRecipe
 from schemas.messages.rounds import RoundBrief
@@ -31,7 +28,6 @@ from tests.scene.agent_rounds import (
     stored_tensors,
     trained_tensors,
 )
-from tests.scene.coordinator import Served
 from tests.scene.rounds import tensors_of
 from tests.unit.client_agent.rounds.test_byte_budget import octets
 
@@ -46,23 +42,17 @@ Scene = Callable[..., Pair]
 
 
 @pytest.fixture
-def pair(served: Served, silo: Silo, tmp_path: Path) -> Iterator[Scene]:
-    with ExitStack() as stack:
+def pair(pair: Callable[..., Pair]) -> Scene:
+    def start(strategy: str, recipe: Any, options: dict[str, Any] | None = None, rank: int = 2) -> Pair:
+        return pair(
+            adapter={"kind": "lora", "rank": rank, "scale": 4.0, "roles": ["q", "v"]},
+            strategy={"name": strategy, "options": options or {}},
+            wire={"recipe": recipe},
+            rounds={"total": 9, "min_clients": 2},
+            training={"steps": 4, "learning_rate": 0.01, "seed": 5, "max_length": 64},
+        )
 
-        def make(strategy: str, recipe: Any, options: dict[str, Any] | None = None, rank: int = 2) -> Pair:
-            return Pair(
-                served,
-                silo,
-                tmp_path,
-                stack,
-                adapter={"kind": "lora", "rank": rank, "scale": 4.0, "roles": ["q", "v"]},
-                strategy={"name": strategy, "options": options or {}},
-                wire={"recipe": recipe},
-                rounds={"total": 9, "min_clients": 2},
-                training={"steps": 4, "learning_rate": 0.01, "seed": 5, "max_length": 64},
-            )
-
-        yield make
+    return start
 
 
 def stored(pair: Pair, name: str, layout: Layout) -> Arrays:

@@ -9,7 +9,7 @@ from client_agent.rounds.encode_update import pack_update
 from client_agent.rounds.opened_round import OpenedBrief
 from client_agent.rounds.update_history import store_values
 from client_agent.rounds.work import Work
-from client_agent.storage.round_folder import RECEIPT, RESIDUAL, UPDATE, WEIGHTS
+from client_agent.storage.round_folder import RECEIPT, RESIDUAL, UPDATE, WEIGHTS, RoundFolder
 from schemas.messages.updates import WeightsManifest
 from schemas.wire.envelope import pack
 from tests.scene.agent_rounds import (
@@ -64,6 +64,14 @@ def test_residual_of_older_or_unaccepted_update_is_dropped(
     assert f"round 3: residual of round {older} dropped" in caplog.text
 
 
+def assert_residual_is_of_this_round(folder: RoundFolder) -> None:
+    """Fail if the values that an update left include any of an earlier round."""
+    before, left = stored_tensors(folder, WEIGHTS), stored_tensors(folder, RESIDUAL)
+    sent = update_difference(folder)
+    for name, values in trained_tensors(folder).items():
+        np.testing.assert_array_equal(left[name], values - before[name] - sent[name])
+
+
 def test_residual_under_another_alignment_pack_is_dropped(
     served: Served, participant: Enrolled, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -72,13 +80,7 @@ def test_residual_under_another_alignment_pack_is_dropped(
     body, ended = first.read(UPDATE), "sha256:" + "0" * 64
     store_values(first, RESIDUAL, stored_tensors(first, RESIDUAL), scene.federation_id, body, ended)
     two = scene.run_rounds()
-    before, still, difference = (
-        stored_tensors(two, WEIGHTS),
-        stored_tensors(two, RESIDUAL),
-        update_difference(two),
-    )
-    for name, values in trained_tensors(two).items():
-        assert (still[name] == values - before[name] - difference[name]).all()
+    assert_residual_is_of_this_round(two)
     assert "round 2: residual of round 1 dropped" in caplog.text
 
 
@@ -101,13 +103,7 @@ def test_initial_weights_drop_the_residual(
     )
     two.write(WEIGHTS, pack(stored_tensors(two, WEIGHTS), manifest))
     two.write(UPDATE, pack_update(Work(scene.participant, opened_brief, two).update_inputs))
-    before, still, difference = (
-        stored_tensors(two, WEIGHTS),
-        stored_tensors(two, RESIDUAL),
-        update_difference(two),
-    )
-    for name, values in trained_tensors(two).items():
-        assert (still[name] == values - before[name] - difference[name]).all()
+    assert_residual_is_of_this_round(two)
     assert "round 2: residual of round 1 dropped" in caplog.text
 
 
@@ -125,11 +121,5 @@ def test_residual_of_abandoned_round_is_dropped(
     join(peer, 2)
     two = scene.run_rounds()
     assert two.base == first.base, "the same weights again"
-    before, still, difference = (
-        stored_tensors(two, WEIGHTS),
-        stored_tensors(two, RESIDUAL),
-        update_difference(two),
-    )
-    for name, values in trained_tensors(two).items():
-        assert (still[name] == values - before[name] - difference[name]).all()
+    assert_residual_is_of_this_round(two)
     assert "round 2: residual of round 1 dropped" in caplog.text

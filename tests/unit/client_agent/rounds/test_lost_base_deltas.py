@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
@@ -48,11 +48,9 @@ methods = pytest.mark.parametrize("strategy", ["flora", "fedex_lora"])
 
 
 @pytest.fixture
-def pair(served: Served, silo: Silo, tmp_path: Path) -> Iterator[Callable[..., Pair]]:
-    with ExitStack() as stack:
-        yield lambda strategy, **plan: Pair(
-            served, silo, tmp_path, stack, **(PLAN | {"strategy": {"name": strategy}} | plan)
-        )
+def pair(pair: Callable[..., Pair]) -> Callable[..., Pair]:
+    """Start a federation of two agents with PLAN: `pair(strategy, **plan)`."""
+    return lambda strategy, **plan: pair(**(PLAN | {"strategy": {"name": strategy}} | plan))
 
 
 def acting_change(folder: RoundFolder) -> dict[str, np.ndarray]:

@@ -17,7 +17,7 @@ from client_agent.rounds import waits
 from client_agent.rounds.waits import WaitLog, awaited
 from schemas.messages.enrolment import Traffic
 from schemas.messages.rounds import RoundCounts, RoundSummary
-from tests.scene.agents import alone_plan
+from tests.scene.agents import start_alone
 from tests.scene.coordinator import Served
 from tests.scene.plans import federation_plan
 from tests.scene.silo_config import config
@@ -98,9 +98,7 @@ def test_waiting_agent_logs_the_missing_silo(
 ) -> None:
     monkeypatch.setattr(waits, "_FIRST_SECONDS", 1)
     caplog.set_level(logging.INFO)
-    federation_id = served.federation(**alone_plan(rounds={"total": 1, "min_clients": 2}))
-    token = served.enrolment_token(federation_id, "aster")
-    served.start_federation(federation_id)
+    _, token = start_alone(served, rounds={"total": 1, "min_clients": 2})
     settings, stop = AgentSettings.from_toml(config(tmp_path, url=served.url)), StopFlag()
     ended: list[type[BaseException]] = []
     with open_participant(settings, (token, "aster"), stop=stop) as participant:

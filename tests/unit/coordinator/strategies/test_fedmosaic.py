@@ -1,3 +1,5 @@
+"""FedMosaic: weights by sketches and changes, own states, newcomers and options."""
+
 from __future__ import annotations
 
 from dataclasses import replace
@@ -11,26 +13,16 @@ from coordinator.aggregation.guard import guard_weights
 from coordinator.strategies.base import ClientFacts, Cohort, Floats, Sketch, Weighing
 from coordinator.strategies.capabilities import Caps
 from coordinator.strategies.opening import make
+from tests.unit.coordinator.strategies.client_facts import client_facts
 
-FORM = (("P", (2, 2)),)
 EAST, NORTH = (1.0, 0.0), (0.0, 1.0)
 
 
 def client(
     i: int, sketch: tuple[float, ...] | None = EAST, *, reliability: float = 1.0, **facts: Any
 ) -> ClientFacts:
-    given: dict[str, Any] = {
-        "client": f"c{i}",
-        "base_model": "s",
-        "alignment_set": "set",
-        "modules": {"b0.q": FORM},
-        "age": 0,
-        "examples": 1,
-        "sketch": None if sketch is None else Sketch(np.array(sketch, np.float32), reliability),
-        "sketch_model": "w",
-        "is_source": True,
-    }
-    return ClientFacts(**(given | facts))
+    vector = None if sketch is None else Sketch(np.array(sketch, np.float32), reliability)
+    return client_facts(i, **{"alignment_set": "set", "examples": 1, "sketch": vector} | facts)
 
 
 def newcomer(i: int, sketch: tuple[float, float] | None = EAST, **facts: Any) -> ClientFacts:
