@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,6 +13,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
+from client_agent.adapters import base as base_module
 from client_agent.adapters.base import Adapter, require_bare
 from client_agent.adapters.expert_lora import ExpertLora
 from client_agent.adapters.expert_pq import ExpertPQ
@@ -92,6 +95,7 @@ METHODS = {
     "bank_of_lora": Method(lambda base: ExpertLora(base, LORA, (0, 1, 4), seed=0)),
     "bank_of_pq": Method(lambda base: ExpertPQ(base, PQ, random_frames(base, PQ, 0), (0, 2, 3))),
 }
+ADAPTER_CLASS = re.compile(r"^class (\w+)\((?:AdapterBase|WholeAdapter|ExpertBank)\):", re.MULTILINE)
 INJECTED = ("pq", "lora", "bank_of_lora", "bank_of_pq")
 """The adapters that others wrap: each looks for itself whether the base model is bare."""
 
@@ -139,6 +143,16 @@ def assert_removal_restores(base: BaseModel, method: Method) -> None:
     assert after.keys() == modules.keys()
     assert all(after[path] is module for path, module in modules.items())
     assert set(vars(base.model)) == attributes
+
+
+def test_battery_has_a_row_for_each_adapter(tiny: Callable[..., BaseModel]) -> None:
+    sources = [file.read_text() for file in Path(base_module.__file__).parent.rglob("*.py")]
+    declared = {name for source in sources for name in ADAPTER_CLASS.findall(source)}
+    made = set()
+    for method in METHODS.values():
+        with method.make(tiny()) as adapter:
+            made.add(type(adapter).__name__)
+    assert made == declared - {"WholeAdapter", "ExpertBank"}
 
 
 @every_method

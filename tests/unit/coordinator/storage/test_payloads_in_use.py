@@ -114,11 +114,14 @@ def test_concurrent_moves_of_replicas_lose_no_payload(
 
     monkeypatch.setattr(object_store, "put", put_together)
 
+    moved: list[int] = []
+
     def replica() -> None:
         with closing(Database(database.url)) as connection:
-            payload_moves.move_settled(connection, store, lambda: False, settled=NOW)
+            moved.extend(payload_moves.move(connection, store, settled=NOW))
 
     assert not run_at_once(dict.fromkeys(range(REPLICAS), replica), barrier=all_have_put)
+    assert sorted(moved) == sorted(map(len, bodies))  # each by one replica
     assert placed_count(database) == len(bodies)
     assert payload_moves.sweep(database, store, unused=NOW) == (REPLICAS - 1) * len(bodies)
     assert not list(payload_moves.missing(database))
