@@ -1,4 +1,4 @@
-"""The methods for ordinary LoRA, end to end: two agents, three rounds over HTTP."""
+"""Base deltas and pruned ranks, end to end: two agents, three rounds over HTTP."""
 
 from __future__ import annotations
 
@@ -13,11 +13,10 @@ import pytest
 import torch
 
 from client_agent.rounds.checkpoints import Variant, adapter_of_round
-from client_agent.rounds.served_weights import read_weights
 from client_agent.settings import read_settings
 from client_agent.storage.base_delta import BaseDelta, read_served
 from client_agent.training.silo import Silo, open_silo
-from schemas.maths.adapter import Layout, factor_of
+from schemas.maths.adapter import Layout
 from tests.acceptance.scenarios.results import trained
 from tests.scene.agent_processes import AgentProcess, prepare_agent
 from tests.scene.coordinator import Served
@@ -61,45 +60,6 @@ def run(fresh_database: Callable[[str], str], serve: Callable[..., Served], tmp_
 
 def layout(agent: AgentProcess) -> Layout:
     return {name: values.shape for name, values in trained(agent, 2).adapter.items()}
-
-
-def served_weights(agent: AgentProcess, number: int) -> dict[str, np.ndarray]:
-    return read_weights(agent.read(number, "weights.safetensors"), layout(agent))
-
-
-@pytest.mark.parametrize(("strategy", "sent"), [("ffa_lora", "B"), ("fedsa_lora", "A")])
-def test_one_factor_is_shared_and_one_stays_private(run: Run, strategy: str, sent: str) -> None:
-    agents = run(strategy)
-    for agent in agents:
-        assert {factor_of(name) for name in layout(agent)} == {sent}
-        for name, values in served_weights(agent, 3).items():
-            mean = mean_by_examples(agents, [trained(peer, 2).adapter[name] for peer in agents])
-            np.testing.assert_allclose(values, mean, rtol=1e-5, atol=1e-7)
-    aster, birch = (trained(agent, 3).private for agent in agents)
-    same = [np.array_equal(aster[name], birch[name]) for name in aster]
-    assert all(same) if strategy == "ffa_lora" else not any(same)
-
-
-def test_lora_fair_reduces_the_error_of_cross_terms(run: Run) -> None:
-    agents = run("lora_fair", ridge=1e-4)
-    for agent in agents:
-        served = served_weights(agent, 3)
-        for module in {name[:-2] for name in served}:
-            sent = [trained(peer, 2).adapter for peer in agents]
-            ideal = mean_by_examples(
-                agents, [adapter[f"{module}.B"] @ adapter[f"{module}.A"] for adapter in sent]
-            )
-            a, b = (
-                mean_by_examples(agents, [adapter[f"{module}.{side}"] for adapter in sent]) for side in "AB"
-            )
-            np.testing.assert_allclose(served[f"{module}.A"], a, rtol=1e-5, atol=1e-7)
-            error = np.linalg.norm(served[f"{module}.B"] @ a - ideal)
-            assert error < np.linalg.norm(b @ a - ideal)
-
-
-def mean_by_examples(agents: Sequence[AgentProcess], values: Sequence[np.ndarray]) -> np.ndarray:
-    """Return the mean of the agents' values, weighted by their training examples."""
-    return np.average(values, axis=0, weights=training_examples(agents))
 
 
 def training_examples(agents: Sequence[AgentProcess]) -> list[int]:
