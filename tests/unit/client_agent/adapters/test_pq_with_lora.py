@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from client_agent.adapters.base import require_bare
 from client_agent.adapters.frames import frame_of, random_frames
 from client_agent.adapters.inject import inject_lora, inject_pq
 from client_agent.errors import AdapterInPlace, LayoutMismatch
@@ -150,6 +151,7 @@ def test_model_is_bare_after_unfit_frames(tiny: Callable[..., BaseModel]) -> Non
     before = answer_logits_of(base)
     with pytest.raises(LayoutMismatch, match="alignment pack"):
         inject_pq(base, BOTH, random_frames(wider, BOTH, 0), gated=False)
+    require_bare(base)
     assert torch.equal(answer_logits_of(base), before)
 
 
