@@ -71,7 +71,7 @@ class ExportTable(BaseModel):
     folder: Path = Path(_SERVED)
     """The folder of the exported revisions, and of the link `current`."""
     run: tuple[Annotated[str, Field(min_length=1)], ...] = ()
-    """A command that runs after `current` has moved: a program and its arguments, without a shell."""
+    """A command that runs in `folder` after `current` has moved: a program and arguments, without a shell."""
     run_seconds: Annotated[float, Field(gt=0, le=3600)] = 60.0
     """The time after which the command is stopped; training waits for it."""
     readers: Literal["owner", "group", "all"] = "owner"
@@ -198,8 +198,8 @@ class AgentSettings(BaseSettings):
     """The limit in MiB of all revisions; the same three are never deleted."""
     export: ExportTable = ExportTable()
     """Export of each new revision for a server: the format `after_round`, the `folder`, a command to `run`
-    within `run_seconds`, the `readers` of the files (`owner`, `group` or `all`), and whether experts that are
-    weighed by token are written `flat`.
+    there within `run_seconds`, the `readers` of the files (`owner`, `group` or `all`), and whether experts
+    that are weighed by token are written `flat`.
     """
 
     @classmethod

@@ -137,7 +137,7 @@ def read_status(settings: AgentSettings) -> AgentStatus:
         final_scores=final.scores if final is not None else None,
         last_sync=synced,
         next_command=None if running else _next_command(settings, home, synced is not None, finished),
-        serving=serving_status(settings),
+        serving=serving_status(settings, is_over=finished and not running),
         rounds=[_round(folder) for folder in RoundFolders(home / "rounds").newest_first()],
     )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from functools import cache
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -58,8 +59,9 @@ def rollback(
     """Serve an older revision: `current` in the export folder names it until the next rollback.
 
     Training goes on from the newest state. Revisions that follow are exported beside it and do not replace
-    it; `tessera agent rollback newest` follows them again. The command of `export.run` is run. The model is
-    loaded only if the revision is not in the export folder any more. Can be used while the agent runs.
+    it; `tessera agent rollback newest` follows them again, from the newest that can be exported. The command
+    of `export.run` runs, in the export folder. The model is loaded only if the revision is not in this folder
+    any more. Can be used while the agent runs.
 
     Examples:
 
@@ -88,7 +90,10 @@ def rollback(
         name = read_membership(settings.folder).name
         push, store = Push(settings, name), RevisionStore(settings.folder)
         before = push.served.current()
-        record = push.roll_back(store, number, lambda: _opened_silo(settings), _await_agent)
+        done = push.roll_back(store, number, cache(lambda: _opened_silo(settings)), _await_agent)
+        record = done.record
+        for passed_over, reason in done.passed_over:
+            print(f"revision {passed_over} cannot be exported and is passed over: {reason}", file=sys.stderr)
         was = f"; before: {before}" if before not in (None, record.label) else ""
         print(f"{record.label} is served (round {record.round}){was}")
         if number is None:

@@ -74,8 +74,8 @@ def read_history(settings: AgentSettings) -> list[HistoryRow]:
     return [HistoryRow(revision, marks(revision)) for revision in reversed(revisions)]
 
 
-def serving_status(settings: AgentSettings) -> ServingStatus | None:
-    """Return what is served; None if silo.toml exports nothing."""
+def serving_status(settings: AgentSettings, *, is_over: bool = False) -> ServingStatus | None:
+    """Return what is served; None if silo.toml exports nothing. `is_over` after an agent's last run."""
     if settings.export.after_round is None:
         return None
     numbers, serving = RevisionStore(settings.folder).numbers(), Serving.read(settings.folder)
@@ -83,5 +83,5 @@ def serving_status(settings: AgentSettings) -> ServingStatus | None:
         name=ServedFolder(settings.export.folder).current(),
         newest=max(numbers, default=None),
         pinned=serving.pinned is not None,
-        failure=serving.failure.sentence() if serving.failure is not None else None,
+        failure=serving.failure.sentence(is_over=is_over) if serving.failure is not None else None,
     )

@@ -8,25 +8,28 @@ is tried again: at the next revision, at the next start, and after a pause that 
 from __future__ import annotations
 
 import logging
-import os
-import re
 import shutil
-import signal
 import stat
-import subprocess
-import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 from pydantic import ValidationError
 
 from client_agent.agent_entries import REVISIONS
-from client_agent.errors import AgentError, ServedRevisionRefused, SettingsUnusable, Stopped
+from client_agent.errors import (
+    AgentError,
+    OutputUnwritable,
+    RevisionMissing,
+    ServedRevisionRefused,
+    SettingsUnusable,
+    Stopped,
+)
+from client_agent.revisions.owner_command import HookFailed, RunningCommand, run_hook
 from client_agent.revisions.served_folder import (
     ServedFolder,
     ServedRevision,
@@ -49,12 +52,8 @@ log = logging.getLogger("tessera.agent")
 
 _STATE = "serving.json"
 _MODES: Final = {"owner": 0o600, "group": 0o640, "all": 0o644}
-_FIRST_PAUSE, _LONGEST_PAUSE = 60.0, 3600.0
-_POLL_SECONDS = 0.1
-_GRACE_SECONDS = 5.0
-_LAST_OUTPUT = 500
-_SECRET = re.compile(r".*(TOKEN|API_KEY|PASSWORD|SECRET)(_FILE)?")
-"""Names of environment variables that the owner's command does not get."""
+FIRST_PAUSE: Final = 60.0
+_LONGEST_PAUSE = 3600.0
 
 Step = Literal["export", "link", "run"]
 _NAMES: Final[dict[Step, str]] = {
@@ -79,19 +78,19 @@ class PushFailure(Strict):
     at: float
     tries: int
 
-    def sentence(self) -> str:
-        """Return what failed, how often, and when it is tried again."""
+    def sentence(self, *, is_over: bool = False) -> str:
+        """Return what failed, how often, and when it is tried again; `is_over` after an agent's last run."""
         tries = f", {self.tries} times" if self.tries > 1 else ""
-        again = datetime.fromtimestamp(self.next_try, UTC)
-        return (
-            f"{_NAMES[self.step]} of revision {self.revision} failed{tries}; next try after "
-            f"{again:%Y-%m-%d %H:%M:%S} UTC, at the next start or at the next revision: {self.reason}"
-        )
+        again = f"next try after {datetime.fromtimestamp(self.next_try, UTC):%Y-%m-%d %H:%M:%S} UTC, at the "
+        again += "next start or at the next revision"
+        if is_over:
+            again = "`tessera agent run` tries it again"
+        return f"{_NAMES[self.step]} of revision {self.revision} failed{tries}; {again}: {self.reason}"
 
     @property
     def next_try(self) -> float:
         """Return the seconds since 1970 before which it is not tried again by itself."""
-        return self.at + min(_LONGEST_PAUSE, _FIRST_PAUSE * 2.0 ** min(self.tries - 1, 10))
+        return self.at + min(_LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** min(self.tries - 1, 10))
 
 
 class Serving(Strict):
@@ -101,11 +100,13 @@ class Serving(Strict):
         pinned: the number of a revision to which a person rolled back; newer ones do not replace it.
         notified: the label for which the command of `export.run` last succeeded.
         failure: the step that failed last; None if all succeeded since.
+        running: the command of `export.run` while it runs; that of a killed agent until the next start.
     """
 
     pinned: int | None = None
     notified: str | None = None
     failure: PushFailure | None = None
+    running: RunningCommand | None = None
 
     @classmethod
     def read(cls, folder: Path) -> Serving:
@@ -157,8 +158,16 @@ def revision_adapter(folder: Path, number: int) -> RevisionAdapter:
     return RevisionAdapter(store.home(number), store.checked(number))
 
 
-class HookFailed(AgentError):
-    """The command of `export.run` failed."""
+@dataclass(frozen=True, slots=True)
+class RolledBack:
+    """What a rollback serves.
+
+    Attributes:
+        passed_over: the numbers of newer revisions that cannot be exported, and why, newest first.
+    """
+
+    record: ServedRevision
+    passed_over: tuple[tuple[int, str], ...] = ()
 
 
 @dataclass(slots=True)
@@ -194,7 +203,7 @@ class Push:
         if newest == 0 or not (self._is_first or newest > self._newest or is_due):
             return
         with store.locked():
-            before = Serving.read(store.folder)
+            before = self._begin(store)
             serving, failures = before, list[PushFailure]()
             with self._noted("export", newest, before, failures):
                 self.served.sweep()
@@ -207,7 +216,7 @@ class Push:
                     serving = before = self._before_link(store, before, target)
                     self._point(target, pinned=before.pinned is not None)
                 with self._noted("run", target, before, failures):
-                    serving = self._notified(serving, target, stop)
+                    serving = self._notified(store, serving, target, stop)
             serving = serving.model_copy(update={"failure": failures[0] if failures else None})
             if serving != before:
                 serving.write(store.folder)
@@ -215,8 +224,10 @@ class Push:
 
     def roll_back(
         self, store: RevisionStore, number: int | None, silo: Callable[[], Silo], awaited: Callable[[], None]
-    ) -> ServedRevision:
-        """Serve a revision until the next rollback; None = the newest one, and again those that follow.
+    ) -> RolledBack:
+        """Serve a revision until the next rollback.
+
+        None is the newest revision that can be exported, as `follow` serves it, and again those that follow.
 
         Args:
             silo: opens the silo's model, for a revision that is not in the export folder any more.
@@ -226,32 +237,85 @@ class Push:
             RevisionMissing: there is no such revision.
             ServedRevisionRefused: its folder is not what was exported, or `current` is of another agent.
             HookFailed: the revision is served, and the command of `export.run` failed.
-            AgentError: the revision cannot be exported.
+            AgentError: the revision cannot be exported; for None, no revision can.
         """
         with store.locked(awaited):
+            self._begin(store)
             self.served.sweep()
-            exported = self.served.numbers(self.name)
-            revision = store.find(number if number is not None else max(store.numbers(), default=0))
-            label = label_of(self.name, revision.number)
-            if revision.number not in exported:
-                self._export(store, revision.number, silo())
-            record, _ = self.served.read(label)
+            if number is None:
+                target, passed_over = self._newest_exported(store, silo)
+            else:
+                target, passed_over = store.find(number).number, ()
+                if target not in self.served.numbers(self.name):
+                    self._export(store, target, silo())
+            record, _ = self.served.read(label_of(self.name, target))
             self.served.verify(record)
             # Before the link: an agent that starts after a kill here points it at the same revision.
             serving = Serving.read(store.folder).model_copy(update={"pinned": number})
             serving.write(store.folder)
-            serving = self._before_link(store, serving, revision.number)
-            self._point(revision.number, pinned=number is not None)
+            serving = self._before_link(store, serving, target)
+            self._point(target, pinned=number is not None)
             try:
-                notified = self._notified(serving, revision.number, lambda: False)
+                notified = self._notified(store, serving, target, lambda: False)
             except HookFailed as error:
-                failure = self._failure("run", revision.number, serving.failure, str(error))
+                failure = self._failure("run", target, serving.failure, str(error))
                 serving.model_copy(update={"failure": failure}).write(store.folder)
                 raise
             # A newer revision that could not be exported is still tried again.
             is_other = serving.failure is not None and serving.failure.step == "export"
             notified.model_copy(update={"failure": serving.failure if is_other else None}).write(store.folder)
-        return record
+        return RolledBack(record, passed_over)
+
+    def pause(self, store: RevisionStore) -> float | None:
+        """Return the seconds until a step that failed is tried again; None = all succeeded."""
+        failure = Serving.read(store.folder).failure
+        return max(0.0, failure.next_try - self.clock()) if failure is not None else None
+
+    def _begin(self, store: RevisionStore) -> Serving:
+        """Read what is served, and end the command that a killed agent left; the store is locked."""
+        serving = Serving.read(store.folder)
+        if serving.running is None:
+            return serving
+        # Nobody knows whether it succeeds. Beside the next one, it might make a server load this one later.
+        serving.running.end()
+        ended = serving.model_copy(update={"running": None})
+        ended.write(store.folder)
+        return ended
+
+    def _newest_exported(
+        self, store: RevisionStore, silo: Callable[[], Silo]
+    ) -> tuple[int, tuple[tuple[int, str], ...]]:
+        """Export the newest revision that can be exported, unless it is in the folder already.
+
+        Returns:
+            Its number, and those of newer ones with the reasons why they cannot be exported.
+
+        Raises:
+            RevisionMissing: there are no revisions.
+            ServedRevisionRefused: none can be exported.
+        """
+        exported, passed_over = self.served.numbers(self.name), list[tuple[int, str]]()
+        for revision in reversed(store.all()):
+            if revision.number not in exported:
+                try:
+                    self._export(store, revision.number, silo())
+                # These are no faults of the revision, so that an older one would fail, too.
+                except (SettingsUnusable, OutputUnwritable, Stopped):
+                    raise
+                except AgentError as error:
+                    passed_over.append((revision.number, str(error)))
+                    continue
+            return revision.number, tuple(passed_over)
+        if not passed_over:
+            raise RevisionMissing(
+                f"{store.path} has no revisions; `tessera agent run` adds one after each round"
+            )
+        number, reason = passed_over[0]
+        raise ServedRevisionRefused(
+            f"none of {len(passed_over)} revisions can be exported for {self.settings.export.after_round}; "
+            "set another export.after_round in silo.toml, or wait for the next revision. Revision "
+            f"{number}: {reason}"
+        )
 
     def _before_link(self, store: RevisionStore, serving: Serving, number: int) -> Serving:
         """Forget for which revision the command succeeded, if the link moves to another one.
@@ -364,8 +428,13 @@ class Push:
                 label_of(self.name, newest),
             )
 
-    def _notified(self, serving: Serving, number: int, stop: Callable[[], bool]) -> Serving:
+    def _notified(
+        self, store: RevisionStore, serving: Serving, number: int, stop: Callable[[], bool]
+    ) -> Serving:
         """Run the owner's command unless it has succeeded for this revision.
+
+        It runs in the export folder, and not in that of the revision: a file that it leaves there would not
+        be of the export, and resolvers would refuse the revision.
 
         Raises:
             HookFailed: it failed.
@@ -385,7 +454,11 @@ class Push:
             "TESSERA_ROUND": str(record.round),
             "TESSERA_DIGEST": record.digest,
         }
-        run_hook(table.run, variables, table.run_seconds, stop)
+
+        def started(command: RunningCommand) -> None:
+            serving.model_copy(update={"running": command}).write(store.folder)
+
+        run_hook(table.run, variables, table.run_seconds, stop, folder=table.folder, started=started)
         log.info("%s: %s succeeded", label, table.run[0])
         return serving.model_copy(update={"notified": label})
 
@@ -414,75 +487,6 @@ class Push:
         repeated = last is not None and (last.step, last.revision) == (step, number)
         tries = last.tries + 1 if repeated and last is not None else 1
         return PushFailure(step=step, revision=number, reason=reason, at=self.clock(), tries=tries)
-
-
-def run_hook(
-    command: tuple[str, ...], variables: dict[str, str], seconds: float, stop: Callable[[], bool]
-) -> None:
-    """Run a command of the silo's owner, without a shell and without this process's tokens.
-
-    Raises:
-        HookFailed: it cannot be started, ends with another status than 0, or takes more than `seconds`.
-        Stopped: the agent was stopped; the command was ended.
-    """
-    environment = {name: value for name, value in os.environ.items() if not _SECRET.fullmatch(name)}
-    with tempfile.TemporaryFile() as output:
-        try:
-            process = subprocess.Popen(
-                command,
-                env=environment | variables,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                # A group of its own, so that its children end with it.
-                start_new_session=True,
-            )
-        except OSError as error:
-            raise HookFailed(
-                f"export.run: {command[0]} cannot be started ({error.strerror}); correct the command"
-            ) from error
-        end = time.monotonic() + seconds
-        try:
-            while (status := _status(process)) is None:
-                if stop():
-                    raise Stopped
-                if time.monotonic() >= end:
-                    raise HookFailed(
-                        f"export.run: {command[0]} did not end within {seconds:g} s and was stopped; make it "
-                        f"faster, or raise export.run_seconds{_last_output(output)}"
-                    )
-        except BaseException:  # Ctrl-C included: the command is in a session of its own
-            _end(process)
-            raise
-        if status != 0:
-            raise HookFailed(f"export.run: {command[0]} ended with status {status}{_last_output(output)}")
-
-
-def _status(process: subprocess.Popen[bytes]) -> int | None:
-    """Wait a moment for a command, and return its status; None = it still runs."""
-    try:
-        return process.wait(timeout=_POLL_SECONDS)
-    except subprocess.TimeoutExpired:
-        return None
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """End a command and its children."""
-    with suppress(ProcessLookupError, subprocess.TimeoutExpired):
-        os.killpg(process.pid, signal.SIGTERM)
-        process.wait(timeout=_GRACE_SECONDS)
-    # Children may outlive the command, or ignore the first signal.
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-
-
-def _last_output(output: IO[bytes]) -> str:
-    """Return the end of what a command printed, as part of a sentence."""
-    size = output.seek(0, os.SEEK_END)
-    output.seek(max(0, size - _LAST_OUTPUT))
-    text = output.read().decode(errors="replace").strip()
-    return f": {text}" if text else ""
 
 
 def _reason(error: Exception, folder: Path) -> str:

@@ -391,8 +391,11 @@ class RevisionKeeper:
     name: str
     _push: Push | None = None
 
-    def __call__(self, participant: Participant) -> None:
+    def __call__(self, participant: Participant) -> float | None:
         """Add the states that were kept since the last call, and export them; cheap if there are none.
+
+        Returns:
+            The seconds until a step that failed is tried again by another call; None = all succeeded.
 
         Raises:
             Stopped: the agent was stopped; the next start continues.
@@ -404,22 +407,23 @@ class RevisionKeeper:
         if table.after_round is None:
             if store.add_states(participant.workspace.home):
                 self._prune(store, served)
-            return
+            return None
+        from client_agent.revisions.push import FIRST_PAUSE, Push
+
         try:
             # An agent's folder may be older than the export folder, after a restored backup.
             above = max(served.numbers(self.name), default=0)
         except OSError as error:
             # A number might be used twice. Training goes on, and the next call adds what this one does not.
             log.warning("export.folder: %s cannot be read (%s); trying again", table.folder, error.strerror)
-            return
+            return FIRST_PAUSE
         added = store.add_states(participant.workspace.home, above=above)
         if self._push is None:
-            from client_agent.revisions.push import Push
-
             self._push = Push(self.settings, self.name)
         self._push.follow(store, participant.trainer.silo, participant.trainer.stop)
         if added:
             self._prune(store, served)
+        return self._push.pause(store)
 
     def _prune(self, store: RevisionStore, served: ServedFolder) -> None:
         """Delete the oldest revisions, here and in the export folder, but for what is served or pinned."""

@@ -148,14 +148,15 @@ class Participant:
 
     Attributes:
         sleep: waits, and raises `Stopped` if the agent is stopped.
-        keep_revisions: adds the states that this silo kept to its revisions, and exports them if it wants to.
+        keep_revisions: adds the states that this silo kept to its revisions, and exports them if it wants to;
+            returns the seconds until a step that failed is tried again, or None.
     """
 
     session: Session
     workspace: Workspace
     trainer: Trainer
     sleep: Callable[[float], None] = time.sleep
-    keep_revisions: Callable[[Participant], None] = _keep_nothing
+    keep_revisions: Callable[[Participant], float | None] = _keep_nothing
 
     @classmethod
     def of(
@@ -178,7 +179,7 @@ class Participant:
         checkpoint_seconds: float = CHECKPOINT_SECONDS,
         reports_progress: bool = False,
         trackers: Trackers = NO_TRACKERS,
-        keep_revisions: Callable[[Participant], None] = _keep_nothing,
+        keep_revisions: Callable[[Participant], float | None] = _keep_nothing,
     ) -> Participant:
         workspace = Workspace(folder, member.federation_id, keep_rounds, rates)
         session = Session(

@@ -21,9 +21,10 @@ import pytest
 
 from client_agent.adapters.base import Adapter
 from client_agent.daemon import run
-from client_agent.errors import RevisionMissing, ServedRevisionRefused, Stopped
-from client_agent.revisions import push as push_module
-from client_agent.revisions.push import HookFailed, Push, Serving, revision_adapter, run_hook
+from client_agent.errors import AdapterUnreadable, RevisionMissing, ServedRevisionRefused, Stopped
+from client_agent.revisions import owner_command
+from client_agent.revisions.owner_command import HookFailed, RunningCommand, run_hook
+from client_agent.revisions.push import Push, Serving, revision_adapter
 from client_agent.revisions.served_folder import ServedFolder
 from client_agent.revisions.store import RevisionKeeper, RevisionStore
 from client_agent.rounds.checkpoints import adapter_of_round
@@ -89,6 +90,10 @@ def awaited() -> None:
 
 def no_silo() -> Silo:
     raise AssertionError("the model is not needed")
+
+
+def no_model() -> Any:
+    """Open no model, for an export that needs none."""
 
 
 def test_each_round_is_exported_and_linked(settled: Settled, started: Enrolled) -> None:
@@ -160,20 +165,71 @@ def test_failed_command_is_reported_and_tried_again(
 ) -> None:
     settings = settled("""run = ["sh", "-c", "test -e done || { echo 'no server' >&2; exit 3; }"]""")
     participant = exporting(started(**PLAN), settings)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(tmp_path)
-        take_part(participant, next_brief(participant))
-        assert served_by(settings).current() == "aster@1"
-        assert "sh ended with status 3: no server" in caplog.text
-        shown = tessera("status", "--config", tmp_path / "silo.toml", env={"COLUMNS": "400"}).stdout
-        assert "aster@1, the newest" in shown
-        assert "the command of export.run of revision 1 failed; next try after" in shown
-        caplog.clear()
-        participant.keep_revisions(participant)
-        assert not caplog.records  # not before its time
-        (tmp_path / "done").touch()
-        exporting(participant, settings).keep_revisions(participant)  # at the next start
+    take_part(participant, next_brief(participant))
+    assert served_by(settings).current() == "aster@1"
+    assert "sh ended with status 3: no server" in caplog.text
+    shown = tessera("status", "--config", tmp_path / "silo.toml", env={"COLUMNS": "400"}).stdout
+    assert "aster@1, the newest" in shown
+    assert "the command of export.run of revision 1 failed; next try after" in shown
+    caplog.clear()
+    assert 0 < (participant.keep_revisions(participant) or 0) <= 60
+    assert not caplog.records  # not before its time
+    (settings.export.folder / "done").touch()
+    assert exporting(participant, settings).keep_revisions(participant) is None  # at the next start
     assert Serving.read(settings.folder) == Serving(notified="aster@1")
+
+
+def test_last_command_is_tried_again_before_the_end(
+    settled: Settled, started: Enrolled, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    log, now, pauses = tmp_path / "hook.log", [1e9], list[float]()
+    script = f"echo $TESSERA_REVISION >> {log}; test $TESSERA_REVISION != 2 || test -e done"
+    settings = settled(f"run = {json.dumps(['sh', '-c', script])}")
+    participant = started(**PLAN | {"rounds": {"total": 1, "min_clients": 1}})
+
+    def started_again() -> Participant:
+        keeper = RevisionKeeper(settings, "aster")
+        keeper._push = Push(settings, "aster", lambda: now[0])
+        return replace(participant, keep_revisions=keeper)
+
+    def sleep(seconds: float) -> None:
+        time.sleep(0.02)
+        if log.exists() and "2" in log.read_text().split():  # it waits for nothing else any more
+            pauses.append(seconds)
+            now[0] += seconds
+
+    run(started_again(), sleep)
+    assert pauses == [60, 120, 240]
+    assert log.read_text().split() == ["1", "2", "2", "2", "2"]
+    assert "remove the cause that `tessera agent status` names" in caplog.text
+    shown = tessera("status", "--config", tmp_path / "silo.toml", env={"COLUMNS": "400"}).stdout
+    assert "of revision 2 failed, 4 times; `tessera agent run` tries it again" in shown
+    (settings.export.folder / "done").touch()
+    run(started_again(), sleep)
+    assert Serving.read(settings.folder) == Serving(notified="aster@2")
+    assert len(pauses) == 3
+
+
+def test_command_runs_in_the_export_folder(settled: Settled, started: Enrolled, tmp_path: Path) -> None:
+    script = "pwd > place; cat current/revision.json > record; ls $TESSERA_REVISION_NAME > /dev/null"
+    settings = settled(f"run = {json.dumps(['sh', '-c', script])}")
+    participant = exporting(started(**PLAN), settings)
+    take_part(participant, next_brief(participant))
+    folder = served_by(settings)
+    assert (folder.path / "place").read_text().strip() == str(folder.path.resolve())
+    # What it leaves there is of no revision.
+    record, _ = folder.read("aster@1")
+    folder.verify(record)
+    assert (folder.path / "record").read_bytes() == record.to_bytes()
+
+
+def test_relative_program_is_found_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "there").mkdir()
+    (tmp_path / "reload.sh").write_text("#!/bin/sh\npwd > place\n")
+    (tmp_path / "reload.sh").chmod(0o755)
+    monkeypatch.chdir(tmp_path)
+    run_hook(("./reload.sh",), {}, 10, lambda: False, folder=tmp_path / "there")
+    assert (tmp_path / "there" / "place").read_text().strip() == str((tmp_path / "there").resolve())
 
 
 def test_pause_before_another_try_doubles(settled: Settled, silo: Silo, tmp_path: Path) -> None:
@@ -204,6 +260,20 @@ def test_slow_command_is_stopped_with_its_children(tmp_path: Path) -> None:
     stat = Path(f"/proc/{child}/stat")
     # Until somebody waits for it, an ended process is a zombie.
     wait_until(lambda: not stat.exists() or stat.read_text().split()[2] == "Z")
+
+
+def test_command_of_a_killed_agent_is_ended(tmp_path: Path) -> None:
+    script = f"trap '' TERM; echo $$ > {tmp_path}/pid; sleep 60"
+    process = subprocess.Popen(("sh", "-c", script), start_new_session=True)
+    wait_until((tmp_path / "pid").exists)
+    command = RunningCommand(pid=process.pid, began=owner_command._beginning(process.pid))
+    # Another process with its number is left alone.
+    assert not command.model_copy(update={"began": "another boot 1"}).end()
+    assert not command.model_copy(update={"began": None}).end()
+    assert process.poll() is None
+    assert command.end()
+    assert process.wait() == -signal.SIGKILL
+    assert not command.end()
 
 
 def test_stop_of_the_agent_stops_the_command() -> None:
@@ -297,11 +367,56 @@ def test_rollback_exports_a_removed_revision_again(settled: Settled, started: En
         take_part(participant, next_brief(participant))
     before = content(folder, "aster@1")
     folder.remove("aster@1")
-    record = Push(settings, "aster").roll_back(store, 1, lambda: participant.trainer.silo, awaited)
-    assert (folder.current(), record.round) == ("aster@1", 1)
+    done = Push(settings, "aster").roll_back(store, 1, lambda: participant.trainer.silo, awaited)
+    assert (folder.current(), done.record.round) == ("aster@1", 1)
     assert content(folder, "aster@1") == before
     with pytest.raises(RevisionMissing, match=r"revision 7 is not in .* which has 1, 2"):
         Push(settings, "aster").roll_back(store, 7, no_silo, awaited)
+
+
+def test_rollback_to_the_newest_passes_over_unexportable_ones(
+    settled: Settled, started: Enrolled, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = settled()
+    participant = exporting(started(**PLAN), settings)
+    folder, store = served_by(settings), store_of(settings)
+    for _ in range(3):
+        take_part(participant, next_brief(participant))
+    Push(settings, "aster").roll_back(store, 1, no_silo, awaited)
+    for number in (2, 3):
+        folder.remove(f"aster@{number}")
+    damaged = store._tensors(store.find(3))
+    damaged.unlink()  # it is a link to the round's
+    damaged.write_bytes(b"damaged")
+    done = Push(settings, "aster").roll_back(store, None, lambda: participant.trainer.silo, awaited)
+    assert (folder.current(), done.record.revision) == ("aster@2", 2)
+    ((number, reason),) = done.passed_over
+    assert (number, "is damaged or was replaced" in reason) == (3, True)
+    assert Serving.read(settings.folder).pinned is None
+    # The agent serves the same at its next start.
+    exporting(participant, settings).keep_revisions(participant)
+    assert folder.current() == "aster@2"
+    shown = tessera("rollback", "newest", "--config", tmp_path / "silo.toml")
+    assert shown.exit_code == 0, shown.output
+    assert "revision 3 cannot be exported and is passed over: " in shown.stderr
+    assert "aster@2 is served (round 2)" in shown.stdout
+
+    def unexportable(*_: Any) -> None:
+        raise AdapterUnreadable("too large a rank")
+
+    for number in (1, 2):
+        folder.remove(f"aster@{number}")
+    monkeypatch.setattr(Push, "_export", unexportable)
+    with pytest.raises(ServedRevisionRefused, match=r"none of 3 revisions .* Revision 3: too large a rank"):
+        Push(settings, "aster").roll_back(store, None, no_model, awaited)
+
+
+def test_rollback_without_revisions_says_so(settled: Settled, started: Enrolled, tmp_path: Path) -> None:
+    settled()
+    started(**PLAN)
+    refused = tessera("rollback", "newest", "--config", tmp_path / "silo.toml")
+    assert refused.exit_code == 1
+    assert "has no revisions; `tessera agent run` adds one after each round" in refused.output
 
 
 def test_rollback_to_a_replaced_revision_is_refused(settled: Settled, tmp_path: Path) -> None:
@@ -470,6 +585,47 @@ def test_agent_killed_between_export_and_link_repairs_it(
     assert not [entry for entry in folder.path.iterdir() if entry.name.startswith(".")]
 
 
+KILLS_THE_AGENT = """
+echo "$TESSERA_REVISION_NAME begins" >> hook.log
+if test ! -e killed && test $TESSERA_REVISION = 2; then
+    until grep -q '"pid"' ../revisions/serving.json; do sleep 0.05; done
+    touch killed; echo $$ > left; kill -KILL $PPID; sleep 300
+fi
+echo "$TESSERA_REVISION_NAME ends" >> hook.log
+"""
+
+
+@pytest.mark.slow
+def test_agent_killed_during_its_command_runs_it_again(
+    settled: Settled, started: Enrolled, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = settled(f"run = {json.dumps(['sh', '-c', KILLS_THE_AGENT])}")
+    participant = exporting(started(**PLAN | {"rounds": {"total": 2, "min_clients": 1}}), settings)
+    take_part(participant, next_brief(participant))
+    killed = subprocess.run(
+        [sys.executable, "-c", KILLED, str(tmp_path / "silo.toml"), "command"],
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[4]), "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    assert killed.returncode == -signal.SIGKILL
+    folder = served_by(settings)
+    left = Path("/proc", (folder.path / "left").read_text().strip())
+    assert left.exists()
+    # The link has moved; that the server knows is not sure.
+    assert (folder.current(), Serving.read(settings.folder).notified) == ("aster@2", None)
+    run(exporting(participant, settings), limited_sleep(500))
+    assert not left.exists() or " Z " in (left / "stat").read_text()
+    assert "was left by an agent that was killed; it is ended" in caplog.text
+    assert (folder.path / "hook.log").read_text().splitlines() == [
+        *("aster@1 begins", "aster@1 ends"),
+        "aster@2 begins",
+        *("aster@2 begins", "aster@2 ends"),
+        *("aster@3 begins", "aster@3 ends"),
+    ]
+    assert Serving.read(settings.folder) == Serving(notified="aster@3")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("strategy", "adapter"),
@@ -572,4 +728,4 @@ def test_revision_excludes_other_selections(settled: Settled, started: Enrolled,
 
 @pytest.fixture(autouse=True)
 def _quick_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(push_module, "_GRACE_SECONDS", 1.0)
+    monkeypatch.setattr(owner_command, "_GRACE_SECONDS", 1.0)
