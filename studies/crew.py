@@ -171,6 +171,12 @@ class SiloHost:
             )
         return self._packs[base.slug]
 
+    @property
+    def texts(self) -> Sequence[Anchor]:
+        """Return the study's public texts if the plan pulls silos to their base models; () otherwise."""
+        study, pull = self.context.study, self.cell.plan.training.anchor_pull
+        return read_anchors(study.anchors).anchors if study.anchors is not None and pull else ()
+
     def forgetting(self, name: str) -> Forgetting | None:
         """Return the measure of forgetting, with a silo's bare model measured; None without one.
 

@@ -65,7 +65,9 @@ def create_federation(
     """Create a federation with its anchors."""
     federation = str(operator.post("/v1/federations", cell.plan.model_dump(mode="json"))["id"])
     created = Federation(study, crew, operator, federation)
-    has_use = cell.plan.alignment is not None or cell.plan.strategy.options.get("distil") is not None
+    plan = cell.plan
+    distils = plan.strategy.options.get("distil") is not None
+    has_use = plan.alignment is not None or distils or plan.training.anchor_pull > 0
     if has_use and anchors is not None:
         operator.put(f"{created.path}/anchors", anchors.model_dump(mode="json"))
     return created

@@ -69,6 +69,7 @@ class TrainAlone:
                 host.rates,
                 host.folder,
                 trackers=host.trackers.named(name),
+                texts=host.texts,
             ),
             start=1,
         ):

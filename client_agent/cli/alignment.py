@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from client_agent.cli.anchor_file import read_anchor_file
 from client_agent.cli.console import (
     Bars,
     Config,
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
     from client_agent.rounds.participant import Participant
     from client_agent.settings import AgentSettings
-    from schemas.messages.alignment import Acceptance, Anchor, Direction
+    from schemas.messages.alignment import Acceptance, Direction
 
 
 aligning = typer.Typer()
@@ -198,7 +199,7 @@ def _test_offline(
     alignment = plan.alignment
     if alignment is None:
         raise PlanUnusable(f"{plan_file} has no alignment; set alignment.pivot in it")
-    anchors = _read_anchors(anchors_file)[: alignment.anchors]
+    anchors = read_anchor_file(anchors_file)[: alignment.anchors]
     client_body = read_file(pack_file) if pack_file is not None else None
     pivot_side_pack = Pack.from_body(read_file(pivot_pack_file)) if pivot_pack_file is not None else None
     stop = stop_on_signal()
@@ -228,21 +229,6 @@ def _test_offline(
         client_side, pivot_side, trial, pack=digest_of(client_body), progress=bars, stop=stop.is_set
     )
     return tested, [*client_side.frames]
-
-
-def _read_anchors(file: Path) -> list[Anchor]:
-    from pydantic import ValidationError
-
-    from schemas.messages.alignment import Anchors
-    from schemas.messages.faults import complaints
-
-    try:
-        return Anchors.model_validate_json(read_file(file)).anchors
-    except ValidationError as error:
-        raise PlanUnusable(
-            f"{file} is not a file of anchor texts ({complaints(error, Anchors)}); "
-            "`tessera agent write-anchors` writes one"
-        ) from error
 
 
 def _table(direction: Direction, tested: Acceptance) -> Table:

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from client_agent.cli.anchor_file import read_anchor_file
 from client_agent.cli.console import Config, Json, clear_errors, opened_settings, read_file
 from client_agent.errors import SettingsUnusable
 from client_agent.session import alone_trackers, stop_on_signal
@@ -24,6 +25,9 @@ def train(
     ],
     config: Config = None,
     pack: Annotated[Path | None, typer.Option(help="Alignment pack with the frames of P and Q.")] = None,
+    anchors: Annotated[
+        Path | None, typer.Option(help="JSON file of public texts, for a plan with training.anchor_pull.")
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="File for the trained adapter.")] = None,
     experts: Annotated[
         int | None,
@@ -46,8 +50,10 @@ def train(
     with clear_errors(), opened_settings(config) as settings:
         _check_options(out, experts, top_m)  # before torch is imported, which takes seconds
         body = read_file(pack) if pack is not None else None
+        texts = read_anchor_file(anchors) if anchors is not None else []
 
         from client_agent.agent_entries import RATES
+        from client_agent.anchor_pull.part import NoAnchors
         from client_agent.experts.part import bank_alone
         from client_agent.rounds.plan import read_plan
         from client_agent.rounds.standalone import require_frames, train_alone
@@ -59,13 +65,15 @@ def train(
         stop = stop_on_signal()
         planned = read_plan(plan)
         require_frames(planned, body)
+        if planned.training.anchor_pull and not texts:
+            raise NoAnchors
         parts = (bank_alone(planned, experts, top_m),) if experts is not None else ()
         results = []
         rates = RateStore(settings.folder / RATES)
         with alone_trackers(settings) as trackers:
             silo = open_silo(settings)
             for trained in train_alone(
-                silo, planned, body, stop.is_set, rates, settings.folder, parts, trackers
+                silo, planned, body, stop.is_set, rates, settings.folder, parts, trackers, texts
             ):
                 results.append(trained)
                 if out is not None:

@@ -13,7 +13,7 @@ from client_agent.errors import AgentError, CoordinatorRefused
 from client_agent.rounds.client import Session
 from client_agent.rounds.download import is_proved
 from client_agent.rounds.part import Effect, Part
-from client_agent.rounds.stored_answers import has_anchors, read_anchors, store_anchors
+from client_agent.rounds.public_texts import federation_texts
 from client_agent.storage.round_folder import MIXTURE, OUTPUTS, RoundFolder
 from schemas.messages.alignment import Anchor
 from schemas.strategies.fedmosaic import DistilPlan
@@ -123,9 +123,7 @@ def public_texts(session: Session, count: int) -> list[Anchor]:
     Raises:
         AnchorsTooFew: there are fewer, or their answers are too long together.
     """
-    if not has_anchors(session.home):  # they are final when a federation has started
-        store_anchors(session.home, session.api.anchors(session.federation_id))
-    anchors = read_anchors(session.home).anchors[:count]
+    anchors = federation_texts(session)[:count]
     rows = rows_of(anchor.answer for anchor in anchors)
     if len(anchors) < count or rows > MOST_ROWS:
         raise AnchorsTooFew(

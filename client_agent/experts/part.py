@@ -95,6 +95,8 @@ class BankOfExperts(Part):
     action = "trains experts of a bank"
     excludes = frozenset({"a trainer", "torchrun", "private steps"})
     sends = "counts"
+    # A router reads the hidden states of a step's own passes, and bare passes would be among them.
+    adds_losses = False
 
     routing: FedVemoeOptions
     specialists: int = 0

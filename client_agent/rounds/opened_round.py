@@ -11,6 +11,7 @@ from functools import cached_property
 
 from client_agent.rounds.client import Client, Session
 from client_agent.rounds.part import Part
+from client_agent.rounds.planned_parts import with_planned
 from client_agent.rounds.strategy import AgentStrategy, load_strategy
 from client_agent.rounds.training_result import TrainingResults
 from client_agent.storage.round_folder import TRAINED, RoundFolder, RoundFolders, read_brief
@@ -53,7 +54,7 @@ class OpenedBrief:
 
     @property
     def parts(self) -> tuple[Part, ...]:
-        return self.strategy.parts
+        return with_planned(self.strategy.parts, self.brief.training)
 
     @property
     def recipe(self) -> Recipe:

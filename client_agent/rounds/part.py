@@ -88,6 +88,7 @@ class Part:
             loop.
         sends: the kind of data beside the adapter that a policy may forbid; None = the part sends none.
         reads_anchors: whether the part needs the federation's public texts.
+        adds_losses: whether the steps add the loss terms of other parts; the strategy declares the same.
         bounds_bytes: whether the part limits the bytes of an update.
         trained_adapters: how many adapters take all steps of a round, one after another; for studies.
     """
@@ -96,6 +97,7 @@ class Part:
     excludes: ClassVar[frozenset[Runner]] = frozenset({"a trainer", "torchrun", "private steps"})
     sends: ClassVar[SentKind | None] = None
     reads_anchors: ClassVar[bool] = False
+    adds_losses: ClassVar[bool] = True
     bounds_bytes: ClassVar[bool] = False
     trained_adapters: ClassVar[int] = 1
 

@@ -13,6 +13,7 @@ from client_agent.errors import AgentError, AnswerUnreadable, NotEnrolled, PlanU
 from client_agent.identity.agent_folder import Membership, read_membership
 from client_agent.identity.membership import connect_once
 from client_agent.rounds.part import Part, Runner, obstacle
+from client_agent.rounds.planned_parts import with_planned
 from client_agent.rounds.strategy import load_strategy
 from client_agent.settings import AgentSettings
 from client_agent.storage.round_folder import BRIEF, RoundFolders, read_brief
@@ -144,8 +145,8 @@ def require_trainer(settings: AgentSettings, plan: FederationPlan | None) -> str
     if trainer is None:
         return ""
     if plan is not None:
-        parts = load_strategy(plan.strategy.name, plan.strategy.options).parts
-        require_trainer_suits(trainer, plan.adapter, parts)
+        strategy = load_strategy(plan.strategy.name, plan.strategy.options)
+        require_trainer_suits(trainer, plan.adapter, with_planned(strategy.parts, plan.training))
     return trainer.name
 
 

@@ -15,6 +15,7 @@ from client_agent.privacy.training import training_mechanism
 from client_agent.rounds.part import Part, obstacle
 from client_agent.rounds.plain_steps import earlier_sketch
 from client_agent.rounds.plan import require_trainer_suits
+from client_agent.rounds.planned_parts import with_planned
 from client_agent.rounds.private_training import different, require_private_steps
 from client_agent.rounds.sketch import mechanism_for
 from client_agent.rounds.strategy import load_strategy
@@ -35,7 +36,8 @@ def require_possible(
     Raises:
         AgentError: the silo cannot take part under this plan.
     """
-    parts = load_strategy(plan.strategy.name, plan.strategy.options).parts
+    strategy = load_strategy(plan.strategy.name, plan.strategy.options)
+    parts = with_planned(strategy.parts, plan.training)
     training = silo.data.train
     if plan.privacy.training is not None:
         training = without_held_out(silo.data).train

@@ -15,11 +15,13 @@ from client_agent.rounds.adapter_in_place import prepare, put_in_place
 from client_agent.rounds.delivery import track_scores
 from client_agent.rounds.part import Part, Setting
 from client_agent.rounds.plan import require_trainer_suits
+from client_agent.rounds.planned_parts import with_planned
 from client_agent.rounds.progress_report import step_tracking
 from client_agent.rounds.train import LocalTraining, learning_rate, train_locally, zeros_like
 from client_agent.rounds.training_result import TrainingResult
 from client_agent.storage.rate_store import RateStore
 from client_agent.training.silo import Silo
+from schemas.messages.alignment import Anchor
 from schemas.messages.federations import FederationPlan
 from schemas.trackers.trackers import NO_TRACKERS, Trackers
 
@@ -35,6 +37,7 @@ def train_alone(
     folder: Path,
     parts: Sequence[Part] = (),
     trackers: Trackers = NO_TRACKERS,
+    texts: Sequence[Anchor] = (),
 ) -> Iterator[TrainingResult]:
     """Yield the result of every round of a plan; every round continues from the trained adapter.
 
@@ -44,15 +47,18 @@ def train_alone(
         folder: where parts keep their files.
         parts: features beside the plan's adapter, such as a bank of experts.
         trackers: record losses and scores.
+        texts: public texts, for `training.anchor_pull`.
 
     Raises:
         Stopped: `stop` returned true.
         AlignmentImpossible, SettingsUnusable: see `frames_of`.
         TrainerUnusable: the silo's trainer does not suit the plan.
+        PlanUnusable, NoAnchors: the plan has an `anchor_pull`, which `parts` or the lack of texts rules out.
         LayoutMismatch: see `Part.inject`.
     """
     if plan.privacy.training is not None:
         log.warning("privacy.training of the plan is not used here: of a training alone nothing is sent")
+    parts = with_planned(parts, plan.training, texts)
     if silo.trainer is not None:
         require_trainer_suits(silo.trainer, plan.adapter, parts)
     earlier: TrainingResult | None = None

@@ -39,8 +39,11 @@ class PersonalAdapter(Part):
 
     def run(self, steps: RoundSteps) -> TrainingOutcome:
         """Train first the common adapter, and then the client's own, pulled to the common one of before."""
+        from client_agent.rounds.train import total_penalty
+
         adapter = cast("PersonalLora", steps.adapter)
-        penalty = adapter.pull_to_common()
+        # As it is before the common adapter is trained.
+        pull = adapter.pull_to_common()
         state = steps.optimiser_state or {}
         common_state = {n.removeprefix(_COMMON): v for n, v in state.items() if n.startswith(_COMMON)}
         personal_state = {n: values for n, values in state.items() if not n.startswith(_COMMON)}
@@ -50,10 +53,11 @@ class PersonalAdapter(Part):
                 first,
                 f"{first.title}, common adapter",
                 optimiser_state=common_state,
-                penalty=None,
+                penalty=steps.penalty,
                 beside="common",
             )
-        outcome = steps.run(second, second.title, optimiser_state=personal_state, penalty=penalty)
+        both = total_penalty([steps.penalty, pull])
+        outcome = steps.run(second, second.title, optimiser_state=personal_state, penalty=both)
         renamed = {f"{_COMMON}{name}": values for name, values in common.optimiser_state.items()}
         return replace(outcome, optimiser_state={**outcome.optimiser_state, **renamed})
 

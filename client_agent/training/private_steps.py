@@ -114,6 +114,8 @@ class PrivateSteps:
                 total += on_grid(vector, self.mechanism.clip)
         # Also for an empty sample, which must look like any other.
         total += discrete_gaussians(total.size, sigma_of(self.mechanism))
+        # What the rest of the step draws depends on neither the sample nor its dropout.
+        _seed(secrets.randbits(63))
         # By the expected size of a sample: the actual one is a secret.
         step = self.mechanism.clip / STEPS / self.mechanism.sampled
         _assign(parameters, total.astype(np.float64) * step)

@@ -125,7 +125,7 @@ def search_key(
     facts = {
         "search": 2,  # 1: at a constant rate, whatever the schedule
         "adapter": plan.model_dump(mode="json"),
-        "training": training.model_dump(mode="json", exclude={"seed"}),
+        "training": training.model_dump(mode="json", exclude={"seed", "anchor_pull"}),
         "model": [base.slug, precision_of(base.model), base.tokenizer.chat_template],
         "frames": frames,
         "tensors": sorted(adapter.named_parameters()),

@@ -49,7 +49,7 @@ def require_use_of_anchors(row: FederationRow, texts: Anchors) -> None:
     """Check that a federation's plan has a use for these anchor texts.
 
     Raises:
-        FederationStateConflict: it has neither an alignment nor distillation.
+        FederationStateConflict: it has neither an alignment, nor distillation, nor a pull to the base model.
         Invalid: outputs on them would have too many rows for an update.
     """
     plan = plan_of(row)
@@ -61,10 +61,10 @@ def require_use_of_anchors(row: FederationRow, texts: Anchors) -> None:
             f"at {MOST_ROWS} at most; send shorter ones",
             field="anchors",
         )
-    if plan.alignment is None and distil is None:
+    if plan.alignment is None and distil is None and not plan.training.anchor_pull:
         raise FederationStateConflict(
-            "the federation's plan has neither an alignment nor strategy.options.distil, which anchors are "
-            "for; create a federation with one",
+            "the federation's plan has neither an alignment nor strategy.options.distil nor "
+            "training.anchor_pull, which anchors are for; create a federation with one",
             state=row.state,
         )
 

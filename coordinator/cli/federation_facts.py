@@ -58,7 +58,9 @@ def _needs_anchors(plan: Mapping[str, Any]) -> bool:
     """Whether the federation cannot start before an operator has stored anchor texts."""
     alignment = plan["alignment"]
     is_fitted = alignment is not None and bool(alignment["frames"] != "random")
-    return is_fitted or plan["strategy"]["options"].get("distil") is not None
+    distils = plan["strategy"]["options"].get("distil") is not None
+    # A coordinator of an older version has no such field.
+    return is_fitted or distils or bool(plan["training"].get("anchor_pull"))
 
 
 def _plan_command(federation: Mapping[str, Any]) -> dict[str, object]:

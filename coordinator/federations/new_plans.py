@@ -85,7 +85,14 @@ def resolved(plan: FederationPlan) -> FederationPlan:
     # All faults of a plan are reported at once.
     all_of(
         partial(check, opened)
-        for check in (check_sum, require_compatible_parts, _check_private, _check_adapter_suits, _check_fit)
+        for check in (
+            check_sum,
+            require_compatible_parts,
+            _check_private,
+            _check_pull,
+            _check_adapter_suits,
+            _check_fit,
+        )
     )
     check_budget(opened)
     return opened.plan
@@ -153,6 +160,20 @@ def _check_private(opened: OpenedPlan) -> None:
             "examples outside of gradient steps, which noise would not cover; choose another strategy, or "
             "leave it out",
             field="privacy.training",
+        )
+
+
+def _check_pull(opened: OpenedPlan) -> None:
+    """Raise if the plan adds a term to a loss that the strategy's clients do not take.
+
+    Raises:
+        Invalid: their steps would leave it out.
+    """
+    if opened.plan.training.anchor_pull and not opened.options.adds_losses:
+        raise Invalid(
+            f"training.anchor_pull: the local steps of {opened.plan.strategy.name} take no further loss; "
+            "choose another strategy, or 0",
+            field="training.anchor_pull",
         )
 
 

@@ -46,7 +46,10 @@ def _require_anchors(session: Session, federation: FederationRow) -> None:
     opened = open_plan(plan_of(federation))
     alignment = opened.plan.alignment
     fitted = alignment.anchors if alignment is not None and alignment.frames != "random" else 0
-    needed, stored = max(fitted, opened.options.distilled_texts or 0), anchors_stored(session, federation.id)
+    # A pull to the base model takes any number of them.
+    pulled = 1 if opened.plan.training.anchor_pull else 0
+    needed = max(fitted, opened.options.distilled_texts or 0, pulled)
+    stored = anchors_stored(session, federation.id)
     if stored < needed:
         raise AnchorsMissing(
             f"the plan needs {needed} anchor texts, {stored} are stored; store them first",

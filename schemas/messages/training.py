@@ -35,6 +35,10 @@ class TrainingPlan(Strict):
     """AdamW's decoupled weight decay."""
     max_grad_norm: Positive | None = 1.0
     """The L2 norm to which gradients are clipped; null = not clipped."""
+    anchor_pull: Annotated[float, Field(ge=0)] = 0.0
+    """The weight of the divergence from the bare base model on the federation's anchor texts, which is added
+    to the loss of each step and bounds forgetting; 0 = none.
+    """
     gradient_checkpointing: bool = False
     """Whether activations are recomputed instead of stored, which saves memory and takes longer."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0

@@ -57,6 +57,11 @@ class StrategyOptions(BaseModel):
         return False
 
     @property
+    def adds_losses(self) -> bool:
+        """Whether the local steps of clients add further terms to the loss (`training.anchor_pull`)."""
+        return True
+
+    @property
     def distilled_texts(self) -> int | None:
         """The number of anchor texts on which clients send the outputs of their models; None = they do not.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Self
+from typing import Annotated, ClassVar, Self
 
 from pydantic import Field, model_validator
 
@@ -19,6 +19,8 @@ _Positive = Annotated[float, Field(gt=0)]
 
 class FedVemoeOptions(StrategyOptions):
     """The number of experts, the choice of clients among them, and the changes of the bank."""
+
+    adds_losses: ClassVar[bool] = False
 
     experts: _Count = 6
     """The initial number of specialists, about twice the number of expected tasks."""

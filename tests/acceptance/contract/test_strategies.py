@@ -65,6 +65,7 @@ def test_parts_of_a_strategy_agree_with_its_facts(name: str) -> None:
         assert isinstance(form, GlobalBranch) == options.gated
         assert isinstance(form, ServedBank) == (BankOfExperts in kinds)
         assert form.mixed_ranks == options.mixed_ranks
+        assert options.adds_losses == all(part.adds_losses for part in strategy.parts)
         assert options.only_steps == all("private steps" not in part.excludes for part in strategy.parts)
 
 

@@ -44,6 +44,33 @@ def test_a_start_needs_the_planned_number_of_anchors(coordinator: Served, stored
     coordinator.start_federation(federation_id)
 
 
+def test_a_pull_to_the_base_model_needs_texts(coordinator: Served) -> None:
+    federation_id = coordinator.federation(training={"anchor_pull": 0.1})
+    path = f"/v1/federations/{federation_id}"
+    answer = coordinator.admin.post(f"{path}/start")
+    assert refusal(answer) == (409, "anchors-missing")
+    assert (answer.json()["needed"], answer.json()["stored"]) == (1, 0)
+    assert coordinator.admin.put(f"{path}/anchors", json=ANCHORS).status_code == 201
+    coordinator.start_federation(federation_id)
+    without_use = coordinator.federation(training={"anchor_pull": 0})
+    answer = coordinator.admin.put(f"/v1/federations/{without_use}/anchors", json=ANCHORS)
+    assert refusal(answer) == (409, "federation-state")
+    assert "training.anchor_pull" in answer.json()["detail"]
+
+
+def test_bank_refuses_a_pull_to_the_base_model(coordinator: Served) -> None:
+    plan = {
+        "name": "bank",
+        "strategy": {"name": "fed_vemoe"},
+        "privacy": {"secure_sum": {}},
+        "adapter": {"kind": "lora"},
+        "training": {"anchor_pull": 1},
+    }
+    answer = coordinator.admin.post("/v1/federations", json=plan)
+    assert refusal(answer) == (422, "validation")
+    assert "training.anchor_pull" in answer.text
+
+
 def test_random_frames_start_without_anchors(coordinator: Served) -> None:
     federation_id = aligned(coordinator, frames="random", has_anchors=False)
     coordinator.start_federation(federation_id)
