@@ -18,8 +18,8 @@ from schemas.messages.alignment import Anchor
 from schemas.messages.federations import TrainingPlan
 
 TEXTS_PER_STEP = 4
-MOST_PLACES = 256
-"""The most tokens of a step that are compared: with 150,000 in a vocabulary, each of 4 tensors is 154 MB."""
+MOST_PLACES = 128
+"""The most tokens of a step that are compared: with 150,000 in a vocabulary, each of 5 tensors is 77 MB."""
 
 
 def pull_to_bare(base: BaseModel, texts: Sequence[Anchor], weight: float, plan: TrainingPlan) -> Penalty:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 
-from benchmarks import leak, private_training
+from benchmarks import forgetting, leak, private_training, private_utility
 from benchmarks.private_relevance import mass
 from client_agent.adapters.inject import inject_lora
 from client_agent.model.loading import load_base_model
 from client_agent.sketches.gradient import Sketch
+from schemas.messages.federations import AdapterPlan, TrainingPlan
 
 
 def test_mass_is_split_over_cluster_self_and_others() -> None:
@@ -56,3 +59,37 @@ def test_step_times_have_all_sides_in_turn() -> None:
     assert times["batch"] == 8
     assert all(times[side] > 0 for side in (*private_training.SIDES, "comparison"))
     assert 0 < times["batched / plain"] < times["exact / plain"]
+
+
+@pytest.mark.slow
+def test_forgetting_is_less_with_a_pull() -> None:
+    base = load_base_model(str(leak.ROOT / "examples" / "models" / "tiny-s"), device=torch.device("cpu"))
+    draw, adapter = forgetting.drawn(forgetting.messages(None), 0), AdapterPlan(kind="lora", rank=4)
+    assert not {a.prompt + a.answer for a in draw.anchors} & {text.completion for text in draw.public}
+    plan = TrainingPlan(steps=6, batch_size=4, learning_rate=0.01, max_length=forgetting.MAX_LENGTH)
+    free, pulled = (forgetting.trained(base, adapter, draw, plan, 0, weight) for weight in (0.0, 10.0))
+    # This model knows no English, so that any training makes the texts likelier.
+    assert abs(pulled.forgetting) < abs(free.forgetting)
+    assert len(forgetting.table([free, pulled])) == 2
+
+
+@pytest.mark.slow
+def test_private_utility_compares_alone_and_federated(tmp_path: Path) -> None:
+    base = load_base_model(str(leak.ROOT / "examples" / "models" / "tiny-s"), device=torch.device("cpu"))
+    silos = private_utility.drawn(None, "cipher", 2, 16, 0)
+    rows = [example for silo in silos for example in (*silo.train, *silo.test)]
+    assert len({example.prompt for example in rows}) == len(rows)
+    plan = TrainingPlan(steps=2, batch_size=4, learning_rate=0.01, max_length=private_utility.MAX_LENGTH)
+    trial = private_utility.Trial(base, private_training.ADAPTER, plan, 2, batched=False)
+    mechanism = private_utility.mechanism_of(trial, 16, 0.1, 8.0)
+    measured = [
+        private_utility.Measured(
+            0, epsilon, 0.01, federated, *trial.measured(silos, noise, 0.01, federated=federated, seed=0)
+        )
+        for epsilon, noise in ((None, None), (8.0, mechanism))
+        for federated in (False, True)
+    ]
+    assert len({one.loss for one in measured}) == 4
+    table = private_utility.table(measured, [None, 8.0], lambda _: mechanism)
+    assert [row[0] for row in table] == ["no noise", "8"]
+    assert private_utility.stored(tmp_path / "none.json", {}) == []
