@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from client_agent.cli.console import read_file
 from client_agent.errors import PlanUnusable
-from schemas.messages.alignment import Anchor
+
+if TYPE_CHECKING:
+    from schemas.messages.alignment import Anchor
 
 
 def read_anchor_file(file: Path) -> list[Anchor]:
