@@ -27,13 +27,13 @@ def trained_change(served: Served, silo: Silo, folder: Path, weight: float, stac
     path = f"/v1/federations/{federation_id}"
     if weight:
         assert served.admin.put(f"{path}/anchors", json={"anchors": ANCHORS}).status_code == 201
-    who: Participant = enrolled(served, federation_id, silo, folder, stack)
+    participant: Participant = enrolled(served, federation_id, silo, folder, stack)
     served.start_federation(federation_id)
-    take_part(who, next_brief(who))
-    assert who.workspace.rounds.open(1).has(RECEIPT)
+    take_part(participant, next_brief(participant))
+    assert participant.workspace.rounds.open(1).has(RECEIPT)
     if weight:
-        assert len(read_anchors(who.session.home).anchors) == len(ANCHORS)
-    return who.workspace.rounds.open(1).read(UPDATE)
+        assert len(read_anchors(participant.session.home).anchors) == len(ANCHORS)
+    return participant.workspace.rounds.open(1).read(UPDATE)
 
 
 def test_round_downloads_texts_and_is_pulled(served: Served, silo: Silo, tmp_path: Path) -> None:
