@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import not_
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -35,7 +36,8 @@ class TrainingPlan(Strict):
     """AdamW's decoupled weight decay."""
     max_grad_norm: Positive | None = 1.0
     """The L2 norm to which gradients are clipped; null = not clipped."""
-    anchor_pull: Annotated[float, Field(ge=0)] = 0.0
+    # Left out of the plan's JSON at 0, so that plans of versions without the field keep their digest.
+    anchor_pull: Annotated[float, Field(ge=0, exclude_if=not_)] = 0.0
     """The weight of the divergence from the bare base model on the federation's anchor texts, which is added
     to the loss of each step and bounds forgetting; 0 = none.
     """
