@@ -618,10 +618,13 @@ def test_agent_killed_during_its_command_runs_it_again(
     assert not left.exists() or " Z " in (left / "stat").read_text()
     assert "was left by an agent that was killed; it is ended" in caplog.text
     assert (folder.path / "hook.log").read_text().splitlines() == [
-        *("aster@1 begins", "aster@1 ends"),
+        "aster@1 begins",
+        "aster@1 ends",
         "aster@2 begins",
-        *("aster@2 begins", "aster@2 ends"),
-        *("aster@3 begins", "aster@3 ends"),
+        "aster@2 begins",
+        "aster@2 ends",
+        "aster@3 begins",
+        "aster@3 ends",
     ]
     assert Serving.read(settings.folder) == Serving(notified="aster@3")
 
