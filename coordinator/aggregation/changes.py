@@ -10,8 +10,16 @@ changes become noise, and what was seen before stands.
     a_ij = sum over rounds of decay^age d_i . d_j        b_ij = sum of decay^age |d_i| |d_j|
     C_ij = a_ij / b_ij, over the rounds in which both delivered an update
 
-A client that joins late has only the last, small changes in common with the others, whose cosines are low
-even for one task. C_ij is not compared unless b_ij is a good part of sqrt(b_ii b_jj), its upper bound.
+Cosines fall from round to round, as noise grows beside what is learnt. Two clients that met in early rounds only
+would look more alike than two that met later. So each pair is compared with what is usual in its rounds:
+
+    e_ij = sum of decay^age median |d_i| |d_j|           median of the cosines of all pairs of that round
+    C_ij = a_ij / b_ij - e_ij / b_ij + the largest e / b
+
+The last term is the same for all pairs. Where all clients deliver in all rounds, both terms cancel nearly.
+
+A client that joins late has only the last, small changes in common with the others. C_ij is not compared unless
+b_ij is a good part of sqrt(b_ii b_jj), its upper bound.
 """
 
 from __future__ import annotations
@@ -54,29 +62,35 @@ class Changes:
         clients: the ids, in order.
         products: a (N, N).
         lengths: b (N, N); zero for clients that never delivered in one round, or have no tensors in common.
+        usual: e (N, N).
     """
 
     clients: Sequence[str]
     products: Floats
     lengths: Floats
+    usual: Floats
 
     def cosines(self) -> Floats:
-        """Return C (N, N); NaN = not compared."""
+        """Return C (N, N); NaN = not compared. The diagonal is 1."""
         most = np.sqrt(np.diag(self.lengths))
-        # A late client has only small, late changes in common with the others: their cosines are low even
-        # for one task.
         compared = (self.lengths > 0) & (self.lengths >= _LEAST_OVERLAP * most[:, None] * most[None, :])
-        return np.divide(self.products, self.lengths, out=np.full_like(self.products, np.nan), where=compared)
+        missing = np.full_like(self.products, np.nan)
+        cosines = np.divide(self.products, self.lengths, out=missing.copy(), where=compared)
+        peers = compared & ~np.eye(len(cosines), dtype=bool)
+        usual = np.divide(self.usual, self.lengths, out=missing, where=peers)
+        if peers.any():
+            cosines[peers] += np.max(usual[peers]) - usual[peers]
+        return np.clip(cosines, -1.0, 1.0)
 
     def of(self, clients: Sequence[str]) -> Changes:
         """Return the comparisons of these clients, of which some may be new."""
         places = {client: place for place, client in enumerate(self.clients)}
         compared = [place for place, client in enumerate(clients) if client in places]
         before = [places[clients[place]] for place in compared]
-        products, lengths = np.zeros((2, len(clients), len(clients)))
-        products[np.ix_(compared, compared)] = self.products[np.ix_(before, before)]
-        lengths[np.ix_(compared, compared)] = self.lengths[np.ix_(before, before)]
-        return Changes(clients, products, lengths)
+        sums = np.zeros((3, len(clients), len(clients)))
+        for selected, known in zip(sums, (self.products, self.lengths, self.usual), strict=True):
+            selected[np.ix_(compared, compared)] = known[np.ix_(before, before)]
+        return Changes(clients, *sums)
 
 
 class ComparedChanges(Part):
@@ -104,8 +118,10 @@ class ComparedChanges(Part):
         """Add the comparisons to the stored relevance of the round."""
         if self._changes is None or not self._changes.clients:
             return
-        # Sums and not cosines are stored: the next round adds to them with decay.
-        values = np.stack([self._changes.products, self._changes.lengths], 1).astype("<f8")  # (N, 2, N)
+        # The next round adds to the sums with decay; cosines are stored to be shown as they were used.
+        changes = self._changes
+        planes = [changes.products, changes.lengths, changes.usual, changes.cosines()]
+        values = np.stack(planes, 1).astype("<f8")  # (N, 4, N)
         rows = [
             {"round": row.id, "client": client, "compared": rows_of_client.tobytes()}
             for client, rows_of_client in zip(self._changes.clients, values, strict=True)
@@ -127,10 +143,18 @@ def _summed(cohort: Cohort, inner: Mapping[Kind, Floats], earlier: Changes | Non
         squares_i += np.where(shared, squares[:, None], 0.0)
         squares_j += np.where(shared, squares[None, :], 0.0)
     lengths = np.sqrt(squares_i * squares_j)
+    usual = _median(products, lengths) * lengths
     if earlier is not None:
         before = earlier.of(clients)
         products, lengths = products + _DECAY * before.products, lengths + _DECAY * before.lengths
-    return Changes(clients, products, lengths)
+        usual = usual + _DECAY * before.usual
+    return Changes(clients, products, lengths, usual)
+
+
+def _median(products: Floats, lengths: Floats) -> float:
+    """Return the median of the cosines of all pairs; 0 without any."""
+    pairs = np.triu(lengths > 0, 1)
+    return float(np.median(products[pairs] / lengths[pairs])) if pairs.any() else 0.0
 
 
 def _began_with(session: Session, clients: Iterable[str], round_number: int) -> dict[str, StoredState]:
@@ -162,7 +186,8 @@ def _changes_before(session: Session, federation_id: str, round_number: int) -> 
     ).all()
     if not rows:
         return None
-    # (N, 2, N): of each client, its products with all, and the lengths that belong to them.
     stored = [np.frombuffer(changes, "<f8") for _, changes in rows if changes is not None]
-    values = np.stack(stored).reshape(len(rows), 2, len(rows))
-    return Changes([client for client, _ in rows], values[:, 0], values[:, 1])
+    products, lengths, *later = np.moveaxis(np.stack(stored).reshape(len(rows), -1, len(rows)), 1, 0)
+    # Release 0.2.0 stored products and lengths only.
+    usual = later[0] if later else _median(products, lengths) * lengths
+    return Changes([client for client, _ in rows], products, lengths, usual)

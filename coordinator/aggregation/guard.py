@@ -9,8 +9,8 @@ The receiver's own update is the root of trust. d_j is client j's state minus th
     a_ij <= cap, their sum over an organisation and over copies <= cap, over all <= peers
 
 so that f clients contribute at most min(f cap, peers) |d_i|, whatever they send. Weight that the caps
-cut off goes to i itself, and `cap` is at least an equal share of `peers`. A strict guard takes cos(d_i, d_j)
-as a factor, and its cap holds for any number of peers. A newcomer has no d_i: `_newcomer`. Limits of this
+cut off goes to i itself, and `cap` is at least an equal share of `peers` for each voice (`_voices`). A strict
+guard takes cos(d_i, d_j) as a factor, and its cap holds for any number of peers. A newcomer has no d_i: `_newcomer`. Limits of this
 guard: docs/explanation/poisoning.md.
 """
 
@@ -181,8 +181,7 @@ def _established(
         # The weight of peers that disagree goes to the others and to the receiver, in proportion to theirs.
         own_weight = max(0.0, 1.0 - w.sum())
         target = voices / (voices.sum() + own_weight)
-        distinct = (1.0 / _count(together[np.ix_(agrees, agrees)])).sum()
-        cap = max(caps.peer, caps.peers / float(distinct))
+        cap = max(caps.peer, caps.peers / _voices(voices[agrees], together[np.ix_(agrees, agrees)]))
     # What the caps cut off stays with the receiver: more of it for other peers would go to other tasks.
     allowed = _capped(target, sums, cap)
     # The last cap bounds all peers together, however many there are.
@@ -266,6 +265,19 @@ def _same_organisation(foreign: NDArray[np.int_]) -> NDArray[np.bool_]:
 
 def _count(together: NDArray[np.bool_]) -> Floats:
     return np.asarray(np.count_nonzero(together, axis=1), np.float64)
+
+
+def _voices(weights: Floats, together: NDArray[np.bool_]) -> float:
+    """Return the number of voices among n accepted peers: 1 / the sum of their squared shares.
+
+    Peers of other tasks, whose weight is next to nothing, leave a small group its size. There are at least two
+    voices if two independent peers agree: who imitates the receiver's task best could otherwise take the
+    weight of all others, and with it their caps.
+    """
+    shares = weights / max(weights.sum(), _NO_DIVISION_BY_ZERO)
+    independent = float((1.0 / _count(together)).sum())
+    effective = 1.0 / max(float(shares @ together @ shares), _NO_DIVISION_BY_ZERO)
+    return min(independent, max(2.0, effective))
 
 
 def _capped(target: Floats, sums: Floats, cap: float) -> Floats:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
+from functools import partial
 from typing import Any, TypeVar, get_args
 
 import numpy as np
@@ -177,16 +178,17 @@ def relevance(session: Session, row: RoundRow, *, only: str | None = None) -> Re
     rows = queries.relevance(session, row.id, only)
     if not rows:
         raise NotFound
+    columns = list(queries.relevance_columns(session, row.id))
     return RelevanceView(
         round=row.number,
-        clients=list(queries.relevance_columns(session, row.id)),
+        clients=columns,
         rows=[client.client_id for client in rows],
         relevance=[_numbers(client.relevance) for client in rows],
         similarity=[_numbers_or_none(client.similarity) for client in rows],
         entropy=[client.entropy for client in rows],
         served=_guard_rows(_numbers, [client.served for client in rows]),
         agreement=_guard_rows(_numbers_or_none, [client.agreement for client in rows]),
-        changes=_guard_rows(_cosines, [client.changes for client in rows]),
+        changes=_guard_rows(partial(_cosines, len(columns)), [client.changes for client in rows]),
         held=_guard_rows(_reasons, [client.held for client in rows]),
     )
 
@@ -233,9 +235,12 @@ def _numbers_or_none(stored: bytes) -> list[float | None]:
     return [None if math.isnan(value) else value for value in _numbers(stored)]
 
 
-def _cosines(stored: bytes) -> list[float | None]:
-    """Return the cosines of changes from a stored row of products and lengths; null = not compared."""
-    products, lengths = np.frombuffer(stored, "<f8").reshape(2, -1)
+def _cosines(clients: int, stored: bytes) -> list[float | None]:
+    """Return the cosines of changes from a stored row; null = not compared."""
+    products, lengths, *later = np.frombuffer(stored, "<f8").reshape(-1, clients)
+    if later:
+        return [None if math.isnan(value) else value for value in later[1].tolist()]
+    # Release 0.2.0 stored products and lengths only.
     pairs = zip(products.tolist(), lengths.tolist(), strict=True)
     return [product / length if length > 0 else None for product, length in pairs]
 

@@ -254,7 +254,7 @@ class RelevanceRow(Table):
     served: Mapped[bytes | None]  # this and the following columns: results of the guard, None without one
     agreement: Mapped[bytes | None]
     held: Mapped[bytes | None]
-    changes: Mapped[bytes | None]  # (2, N), see `aggregation.changes`; None where changes are not compared
+    changes: Mapped[bytes | None]  # (4, N), see `aggregation.changes`; None where not compared
 
 
 class WeightsRow(Table):

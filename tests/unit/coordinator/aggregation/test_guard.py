@@ -227,6 +227,22 @@ def test_the_cap_shrinks_with_the_number_of_peers() -> None:
     assert guarded.caps[guarded.cohort.kind(LORA)][0] == pytest.approx(0.35)
 
 
+def test_peers_without_relevance_do_not_lower_the_cap() -> None:
+    values = 1.0 + 0.5 * np.random.default_rng(8).standard_normal((8, 12))
+    relevance = np.full((8, 8), 1e-4)
+    relevance[:, :3] = 1 / 3
+    guarded = guard_lora(values, relevance=relevance / relevance.sum(1)[:, None])
+    assert guarded.caps[guarded.cohort.kind(LORA)][0] == pytest.approx(0.35, abs=1e-3)
+
+
+def test_a_peer_with_all_relevance_counts_as_one_of_two() -> None:
+    values = 1.0 + 0.5 * np.random.default_rng(8).standard_normal((5, 12))
+    relevance = np.full((5, 5), 1e-6)
+    relevance[:, 4] = 1.0
+    guarded = guard_lora(values, relevance=relevance / relevance.sum(1)[:, None])
+    assert guarded.caps[guarded.cohort.kind(LORA)][0] == pytest.approx(0.35)
+
+
 def test_a_client_with_a_zero_update_keeps_it() -> None:
     values = np.vstack([np.zeros(12), np.ones((2, 12))])
     assert guard_lora(values).of_module(LORA)[0].tolist() == [1.0, 0.0, 0.0]
