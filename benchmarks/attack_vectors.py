@@ -20,10 +20,10 @@ from coordinator.strategies.opening import make
 TASKS, HONEST, ATTACKERS = 3, 4, 6
 VALUES = 4096
 MODULE = "b0.q"
-_NOISE = 0.5  # beside a direction of length 1: two honest updates have a cosine of .8
+NOISE = 0.5  # beside a direction of length 1: two honest updates have a cosine of .8
 _SKETCH_NOISE = 0.2
 _BOOST = 20.0
-_STEALTH = 0.6  # how much of the attackers' direction is the task's own; the rest is poison
+STEALTH = 0.6  # how much of the attackers' direction is the task's own; the rest is poison
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,21 +37,22 @@ class Scene:
 
     def noise(self) -> Floats:
         """Draw the part of one client's update that is its own, (D,)."""
-        return _direction(self.rng) * _NOISE
+        return direction(self.rng) * NOISE
 
 
-def _direction(rng: np.random.Generator) -> Floats:
+def direction(rng: np.random.Generator) -> Floats:
+    """Draw a direction of length 1, (D,)."""
     drawn = rng.standard_normal(VALUES)
     return drawn / np.linalg.norm(drawn)
 
 
 def _stealth(scene: Scene) -> Floats:
-    return _STEALTH * scene.task + np.sqrt(1 - _STEALTH**2) * scene.poison
+    return STEALTH * scene.task + np.sqrt(1 - STEALTH**2) * scene.poison
 
 
 def _hidden_in_noise(scene: Scene) -> Floats:
     """Replace half of the energy of noise by poison: cosines with honest clients stay as they are."""
-    return scene.task + np.sqrt(0.5) * (scene.noise() + _NOISE * scene.poison)
+    return scene.task + np.sqrt(0.5) * (scene.noise() + NOISE * scene.poison)
 
 
 ATTACKS: Mapping[str, Callable[[Scene], list[Floats]]] = {
@@ -80,16 +81,16 @@ class UpdateParts:
 def play(
     attack: str, strategy: str, options: Mapping[str, Any], *, seed: int, organisation: bool
 ) -> UpdateParts:
-    """Weigh and mix once; with `organisation` the attackers are all clients of item."""
+    """Weigh and mix once; with `organisation` the attackers are clients of one organisation."""
     rng = np.random.default_rng(seed)
-    directions = [_direction(rng) for _ in range(TASKS)]
-    sketches = [_direction(rng)[:64] for _ in range(TASKS)]
-    scene = Scene(directions[0], _direction(rng), np.empty(0), rng)
+    directions = [direction(rng) for _ in range(TASKS)]
+    sketches = [direction(rng)[:64] for _ in range(TASKS)]
+    scene = Scene(directions[0], direction(rng), np.empty(0), rng)
     updates = [directions[k // HONEST] + scene.noise() for k in range(TASKS * HONEST)]
     scene = Scene(directions[0], scene.poison, np.stack(updates), rng)
     updates += ATTACKS[attack](scene)
     clients = [
-        _client(
+        client(
             k,
             sketches[k // HONEST if k < len(scene.honest) else 0],
             rng,
@@ -112,7 +113,8 @@ def play(
     return UpdateParts(float((inputs @ scene.task).mean()), float((inputs @ scene.poison).mean()))
 
 
-def _client(k: int, sketch: Floats, rng: np.random.Generator, organisation: str | None) -> ClientFacts:
+def client(k: int, sketch: Floats, rng: np.random.Generator, organisation: str | None) -> ClientFacts:
+    """Return a client whose sketch is that of its task and noise."""
     noise = rng.standard_normal(sketch.size) / np.sqrt(sketch.size) * np.linalg.norm(sketch)
     vector: NDArray[np.float32] = (sketch + _SKETCH_NOISE * noise).astype(np.float32)
     return ClientFacts(

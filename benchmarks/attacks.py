@@ -4,8 +4,8 @@
 
 First on vectors: three tasks of four honest clients, six attackers that copy the sketches of one task.
 Shown is what a client of that task goes on from, along what it asks for (1 = perfect) and along what the
-attackers want; "as designed" rests on sketches alone, as published, with oneself in the row. Then on real
-adapters: five silos that train examples/models/tiny-s on one task, and two attackers, in rounds of a real
+attackers want; "as designed" rests on sketches alone, as published, with oneself in the row. The second table
+is of six rounds, of which attackers plant poison in the first one. Then on real adapters: five silos that train examples/models/tiny-s on one task, and two attackers, in rounds of a real
 coordinator; shown is the honest silos' exact match on held-out examples. The guard is in
 docs/explanation/poisoning.md.
 """
@@ -13,7 +13,7 @@ docs/explanation/poisoning.md.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -22,7 +22,7 @@ import torch
 from rich.console import Console
 from rich.progress import track
 
-from benchmarks import attack_vectors, attacked_rounds, figures
+from benchmarks import attack_planting, attack_vectors, attacked_rounds, figures
 
 _AS_DESIGNED = {"mix": "gate", "include_self": True}
 METHODS: Mapping[str, tuple[str, dict[str, Any]]] = {
@@ -32,6 +32,11 @@ METHODS: Mapping[str, tuple[str, dict[str, Any]]] = {
     "relevance": ("fedmosaic", {"guard": "off"}),
     "strict": ("fedmosaic", {"guard": "strict"}),
     "guard": ("fedmosaic", {}),
+}
+_GUARDS: Mapping[str, dict[str, Any]] = {
+    "relevance": {"guard": "off"},
+    "strict": {"guard": "strict"},
+    "guard": {},
 }
 _ONE_ORGANISATION = ", of one organisation"
 
@@ -53,7 +58,9 @@ def main() -> None:
     torch.set_num_threads(1)
     vectors = on_vectors(arguments.draws, console)
     result: dict[str, Any] = {**figures.machine(), "draws": arguments.draws, "vectors": vectors}
-    _show_vectors(console, vectors)
+    _show_vectors(console, METHODS, vectors)
+    result["planting"] = on_planting(arguments.draws, console)
+    _show_vectors(console, _GUARDS, result["planting"])
     if not arguments.vectors_only:
         result |= {"rounds": arguments.rounds, "seeds": arguments.seeds}
         result["adapters"] = on_adapters(arguments.rounds, arguments.seeds, console)
@@ -72,11 +79,28 @@ def on_vectors(draws: int, console: Console) -> dict[str, dict[str, dict[str, fl
                 attack_vectors.play(attack, strategy, options, seed=seed, organisation=organisation)
                 for seed in range(draws)
             ]
-            row[method] = {
-                "right": fmean(item.right for item in outcomes),
-                "poison": fmean(item.poison for item in outcomes),
-            }
+            row[method] = _means(outcomes)
     return built
+
+
+def on_planting(draws: int, console: Console) -> dict[str, dict[str, dict[str, float]]]:
+    """Play every planting under every guard; means over draws."""
+    return {
+        name: {
+            guard: _means([attack_planting.play(planting, options, seed=seed) for seed in range(draws)])
+            for guard, options in _GUARDS.items()
+        }
+        for name, planting in track(
+            attack_planting.PLANTINGS.items(), description="planting", console=console
+        )
+    }
+
+
+def _means(outcomes: Sequence[attack_vectors.UpdateParts]) -> dict[str, float]:
+    return {
+        "right": fmean(outcome.right for outcome in outcomes),
+        "poison": fmean(outcome.poison for outcome in outcomes),
+    }
 
 
 def on_adapters(rounds: int, seeds: list[int], console: Console) -> dict[str, dict[str, dict[str, Any]]]:
@@ -102,12 +126,14 @@ def on_adapters(rounds: int, seeds: list[int], console: Console) -> dict[str, di
     return built
 
 
-def _show_vectors(console: Console, result: Mapping[str, Mapping[str, Mapping[str, float]]]) -> None:
+def _show_vectors(
+    console: Console, methods: Iterable[str], result: Mapping[str, Mapping[str, Mapping[str, float]]]
+) -> None:
     rows = [
-        (attack, *(f"{of[method]['right']:.2f} / {of[method]['poison']:.2f}" for method in METHODS))
-        for attack, of in result.items()
+        (attack, *(f"{parts[method]['right']:.2f} / {parts[method]['poison']:.2f}" for method in methods))
+        for attack, parts in result.items()
     ]
-    figures.show(console, "given of what is right / of poison", ("attack", *METHODS), rows)
+    figures.show(console, "served of what is right / of poison", ("attack", *methods), rows)
 
 
 def _show_adapters(console: Console, result: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> None:

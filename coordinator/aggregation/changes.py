@@ -10,7 +10,7 @@ changes become noise, and what was seen before stands.
     a_ij = sum over rounds of decay^age d_i . d_j        b_ij = sum of decay^age |d_i| |d_j|
     C_ij = a_ij / b_ij, over the rounds in which both delivered an update
 
-Cosines fall from round to round, as noise grows beside what is learnt. Two clients that met in early rounds only
+Cosines fall from round to round, as noise grows beside what is learnt. Two clients that met in early rounds
 would look more alike than two that met later. So each pair is compared with what is usual in its rounds:
 
     e_ij = sum of decay^age median |d_i| |d_j|           median of the cosines of all pairs of that round
@@ -18,8 +18,8 @@ would look more alike than two that met later. So each pair is compared with wha
 
 The last term is the same for all pairs. Where all clients deliver in all rounds, both terms cancel nearly.
 
-A client that joins late has only the last, small changes in common with the others. C_ij is not compared unless
-b_ij is a good part of sqrt(b_ii b_jj), its upper bound.
+A client that joins late has only the last, small changes in common with the others. C_ij is not compared
+unless b_ij is a good part of sqrt(b_ii b_jj), its upper bound.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class ComparedChanges(Part):
             earlier = _changes_before(session, claim.federation_id, claim.number)
         used = dict.fromkeys(cohort.kinds(), delivered)
         inner = inner_products(closed.staging, cohort, states, began, used, seed)
-        self._changes = _summed(cohort, inner, earlier)
+        self._changes = summed(cohort, inner, earlier)
         return replace(cohort, changes=self._changes.cosines())
 
     def store(self, session: Session, row: RoundRow, adopted: Mapping[int, int]) -> None:
@@ -129,7 +129,7 @@ class ComparedChanges(Part):
         run(session, _STORE, rows)
 
 
-def _summed(cohort: Cohort, inner: Mapping[Kind, Floats], earlier: Changes | None) -> Changes:
+def summed(cohort: Cohort, inner: Mapping[Kind, Floats], earlier: Changes | None) -> Changes:
     """Add the products of a round (N, N), by kind, to the comparisons of earlier ones."""
     clients = [facts.client for facts in cohort.clients]
     kinds = cohort.kinds()

@@ -9,9 +9,9 @@ The receiver's own update is the root of trust. d_j is client j's state minus th
     a_ij <= cap, their sum over an organisation and over copies <= cap, over all <= peers
 
 so that f clients contribute at most min(f cap, peers) |d_i|, whatever they send. Weight that the caps
-cut off goes to i itself, and `cap` is at least an equal share of `peers` for each voice (`_voices`). A strict
-guard takes cos(d_i, d_j) as a factor, and its cap holds for any number of peers. A newcomer has no d_i: `_newcomer`. Limits of this
-guard: docs/explanation/poisoning.md.
+cut off goes to i itself, and `cap` is at least an equal share of `peers` for each voice (`_voices`). A
+strict guard takes cos(d_i, d_j) as a factor, and its cap holds for any number of peers. A newcomer has no
+d_i: `_newcomer`. Limits of this guard: docs/explanation/poisoning.md.
 """
 
 from __future__ import annotations
@@ -270,8 +270,8 @@ def _count(together: NDArray[np.bool_]) -> Floats:
 def _voices(weights: Floats, together: NDArray[np.bool_]) -> float:
     """Return the number of voices among n accepted peers: 1 / the sum of their squared shares.
 
-    Peers of other tasks, whose weight is next to nothing, leave a small group its size. There are at least two
-    voices if two independent peers agree: who imitates the receiver's task best could otherwise take the
+    Peers of other tasks, whose weight is next to nothing, leave a small group its size. There are at least
+    two voices if two independent peers agree: who imitates the receiver's task best could otherwise take the
     weight of all others, and with it their caps.
     """
     shares = weights / max(weights.sum(), _NO_DIVISION_BY_ZERO)

@@ -42,8 +42,8 @@ def test_clients_without_a_common_round_are_not_compared() -> None:
 
 
 def test_pairs_of_different_rounds_are_comparable() -> None:
-    # Four clients of one task. The first two meet in an early round, in which cosines are .6, the last two in a
-    # late one with .2, and b with c in both.
+    # Four clients of one task: a, b and c meet in an early round with cosines of .6, and b, c and d in a
+    # late one with .2.
     early = np.array([[1.0, 1, 1, 0], [1, 1, 1, 0], [1, 1, 1, 0], [0, 0, 0, 0]])
     late = np.array([[0.0, 0, 0, 0], [0, 1, 1, 1], [0, 1, 1, 1], [0, 1, 1, 1]])
     products = 0.6 * early + 0.2 * late
