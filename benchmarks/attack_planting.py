@@ -21,7 +21,7 @@ from coordinator.strategies.opening import make
 
 ROUNDS = 6
 _STEP = 0.5
-"""The share of the way to its own optimum that a client goes in the first round; it falls to zero linearly."""
+"""The share of the way to its own optimum that a client goes in the first round; it falls to zero."""
 _STEP_NOISE = 0.3
 
 

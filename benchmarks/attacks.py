@@ -5,9 +5,9 @@
 First on vectors: three tasks of four honest clients, six attackers that copy the sketches of one task.
 Shown is what a client of that task goes on from, along what it asks for (1 = perfect) and along what the
 attackers want; "as designed" rests on sketches alone, as published, with oneself in the row. The second table
-is of six rounds, of which attackers plant poison in the first one. Then on real adapters: five silos that train examples/models/tiny-s on one task, and two attackers, in rounds of a real
-coordinator; shown is the honest silos' exact match on held-out examples. The guard is in
-docs/explanation/poisoning.md.
+is of six rounds, of which attackers plant poison in the first one. Then on real adapters: five silos that
+train examples/models/tiny-s on one task, and two attackers, in rounds of a real coordinator; shown is the
+honest silos' loss on held-out examples. The guard is in docs/explanation/poisoning.md.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ POISON = {
     "off": ({"name": "fedmosaic", "options": {"guard": "off"}}, "members are trusted not to poison"),
     "on": (
         {"name": "fedmosaic"},
-        "own update (with n independent voices fewer than four, at most 70 % divided by n)",
+        "own update (a third if two others have most of the weight, 70 % if there is only one)",
     ),
     "strict": (
         {"name": "fedmosaic", "options": {"guard": "strict"}},
