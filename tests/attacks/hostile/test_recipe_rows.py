@@ -14,7 +14,7 @@ import pytest
 from schemas.messages.recipes import NAMED, Recipe
 from schemas.wire.compress import compress
 from schemas.wire.envelope import Array
-from tests.attacks.hostile.attack import Case, attack
+from tests.attacks.hostile.attack import Case, assert_refused
 from tests.attacks.hostile.scene import RECIPE, Scene
 from tests.scene.rounds import coded_body, put, values
 
@@ -130,4 +130,4 @@ CASES = [*PLACES, *NUMBERS, *ABOUT]
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_a_hostile_recipe_is_refused(scene: Scene, case: Case) -> None:
-    attack(scene, case)
+    assert_refused(scene, case)

@@ -83,7 +83,8 @@ def test_bank_refuses_a_pull_to_the_base_model(coordinator: Served) -> None:
 
 def test_random_frames_start_without_anchors(coordinator: Served) -> None:
     federation_id = aligned(coordinator, frames="random", has_anchors=False)
-    coordinator.start_federation(federation_id)
+    started = coordinator.admin.post(f"/v1/federations/{federation_id}/start")
+    assert (started.status_code, started.json()["state"]) == (200, "running")
 
 
 def test_anchors_with_duplicate_ids_are_refused(coordinator: Served) -> None:
