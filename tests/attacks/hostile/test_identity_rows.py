@@ -56,7 +56,7 @@ def _moved(path: str) -> Send:
     return send
 
 
-def _at(seconds: float) -> Send:
+def _signed_at(seconds: float) -> Send:
     def send(scene: Scene) -> httpx.Response:
         request = signed(scene.served, scene.silo, "GET", "/v1/me", created=time.time() + seconds)
         return scene.served.http().send(request)
@@ -64,7 +64,7 @@ def _at(seconds: float) -> Send:
     return send
 
 
-def _by(key: Callable[[Scene], Ed25519PrivateKey], method: str, path: str) -> Send:
+def _signed_with(key: Callable[[Scene], Ed25519PrivateKey], method: str, path: str) -> Send:
     def send(scene: Scene) -> httpx.Response:
         request = signed(scene.served, scene.silo, method, path.format(scene=scene), key=key(scene))
         return scene.served.http().send(request)
@@ -145,16 +145,16 @@ CASES = [
     Case(2, "a bit of the signature", _changed(_flipped), 401, "signature-invalid"),
     Case(2, "another path", _moved(FEDERATION + "/roster"), 401, "signature-invalid"),
     Case(2, "another query", _moved(FEDERATION + "/plan?a=1"), 401, "signature-invalid"),
-    Case(3, "ten minutes old", _at(-600), 401, "clock-skew"),
-    Case(3, "ten minutes ahead", _at(600), 401, "clock-skew"),
+    Case(3, "ten minutes old", _signed_at(-600), 401, "clock-skew"),
+    Case(3, "ten minutes ahead", _signed_at(600), 401, "clock-skew"),
     Case(
         4,
         "an unknown key",
-        _by(lambda _: Ed25519PrivateKey.generate(), "GET", "/v1/me"),
+        _signed_with(lambda _: Ed25519PrivateKey.generate(), "GET", "/v1/me"),
         401,
         "signature-invalid",
     ),
-    Case(5, "a revoked key", _by(lambda s: s.revoked.key, "GET", "/v1/me"), 401, "key-revoked"),
+    Case(5, "a revoked key", _signed_with(lambda s: s.revoked.key, "GET", "/v1/me"), 401, "key-revoked"),
     Case(
         5,
         "a revoked key joins",

@@ -83,7 +83,7 @@ def _more_names(scene: Scene) -> Any:
 PLACES = [
     Case(33, "neither form", positions(2, 0b0011, 0, 0b01), 422, "sparse-index"),
     Case(33, "a bitmap cut off", positions(0, 0b0011, 0), 422, "sparse-index"),
-    Case(33, "no places at all", streams(lambda some: some.pop("positions")), 422, "sparse-index"),
+    Case(33, "no places at all", streams(lambda arrays: arrays.pop("positions")), 422, "sparse-index"),
     Case(33, "places of one tensor only", positions(0, 0b0011), 422, "sparse-index"),
     Case(33, "a place behind the tensor", positions(0, 0b10001, 0, 0b01), 422, "sparse-index"),
     Case(33, "more places than the density", positions(0, 0b1111, 0, 0b01), 422, "sparse-index"),
@@ -104,7 +104,7 @@ NUMBERS = [
     Case(34, "the largest there is", scales(1, 65504), 422, "norm-exceeded"),
     Case(34, "one too few", scales(1), 422, "quant-scale"),
     Case(34, "one too many", scales(1, 1, 1), 422, "quant-scale"),
-    Case(34, "none", streams(lambda some: some.pop("scales")), 422, "quant-scale"),
+    Case(34, "none", streams(lambda arrays: arrays.pop("scales")), 422, "quant-scale"),
     Case(34, "the code that is never written", stream("codes", 0x87, 0x07), 422, "quant-code"),
     Case(34, "a half byte behind the last code", stream("codes", 0x77, 0x17), 422, "quant-code"),
 ]

@@ -133,7 +133,7 @@ def _unmask(change: Callable[[list[UnmaskShare]], list[UnmaskShare]]) -> Callabl
     return make
 
 
-def _with(share: UnmaskShare, /, **changes: Any) -> UnmaskShare:
+def _changed_share(share: UnmaskShare, /, **changes: Any) -> UnmaskShare:
     return share.model_copy(update=changes)
 
 
@@ -171,14 +171,20 @@ CASES = [
     Case(48, "a byte short", _sends(MASKED, lambda c: c.message(MASKED)[:-1]), 422, "masked-vector"),
     Case(48, "empty", _sends(MASKED, lambda _: b""), 422, "masked-vector"),
     Case(48, "after U3 froze", _late_vector, 409, _MISMATCH),
-    Case(49, "both shares", _sends(UNMASK, _unmask(lambda s: [_with(s[0], of="s"), *s])), 422, _SHARE),
     Case(
-        49, "the other share", _sends(UNMASK, _unmask(lambda s: [_with(s[0], of="s"), *s[1:]])), 422, _SHARE
+        49, "both shares", _sends(UNMASK, _unmask(lambda s: [_changed_share(s[0], of="s"), *s])), 422, _SHARE
+    ),
+    Case(
+        49,
+        "the other share",
+        _sends(UNMASK, _unmask(lambda s: [_changed_share(s[0], of="s"), *s[1:]])),
+        422,
+        _SHARE,
     ),
     Case(
         49,
         "the other share of who was lost",
-        _sends(UNMASK, _unmask(lambda s: [*s[:-1], _with(s[-1], of="b")])),
+        _sends(UNMASK, _unmask(lambda s: [*s[:-1], _changed_share(s[-1], of="b")])),
         422,
         _SHARE,
     ),
@@ -187,7 +193,7 @@ CASES = [
     Case(
         49,
         "of a stranger",
-        _sends(UNMASK, _unmask(lambda s: [*s[:-1], _with(s[-1], position=99)])),
+        _sends(UNMASK, _unmask(lambda s: [*s[:-1], _changed_share(s[-1], position=99)])),
         422,
         _SHARE,
     ),
@@ -195,7 +201,10 @@ CASES = [
         49,
         "at least p",
         _sends(
-            UNMASK, _unmask(lambda s: [_with(s[0], share=encode(PRIME.to_bytes(SHARE_BYTES, "big"))), *s[1:]])
+            UNMASK,
+            _unmask(
+                lambda s: [_changed_share(s[0], share=encode(PRIME.to_bytes(SHARE_BYTES, "big"))), *s[1:]]
+            ),
         ),
         422,
         _SHARE,
@@ -203,7 +212,7 @@ CASES = [
     Case(
         49,
         "32 bytes",
-        _sends(UNMASK, _unmask(lambda s: [_with(s[0], share=encode(bytes(32))), *s[1:]])),
+        _sends(UNMASK, _unmask(lambda s: [_changed_share(s[0], share=encode(bytes(32))), *s[1:]])),
         422,
         _SHARE,
     ),

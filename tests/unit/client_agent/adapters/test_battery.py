@@ -145,11 +145,11 @@ def assert_removal_restores(base: BaseModel, method: Method) -> None:
 def test_battery_has_a_row_for_each_adapter(tiny: Callable[..., BaseModel]) -> None:
     sources = [file.read_text() for file in Path(base_module.__file__).parent.rglob("*.py")]
     declared = {name for source in sources for name in ADAPTER_CLASS.findall(source)}
-    made = set()
+    tested = set()
     for method in METHODS.values():
         with method.make(tiny()) as adapter:
-            made.add(type(adapter).__name__)
-    assert made == declared - {"WholeAdapter", "ExpertBank"}
+            tested.add(type(adapter).__name__)
+    assert tested == declared - {"WholeAdapter", "ExpertBank"}
 
 
 @every_method

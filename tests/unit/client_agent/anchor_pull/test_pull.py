@@ -52,12 +52,12 @@ def adapted(
 ) -> Iterator[tuple[BaseModel, Adapter]]:
     base = tiny()
     if request.param == "lora":
-        made: Adapter = inject_lora(base, LORA)
+        injected: Adapter = inject_lora(base, LORA)
     elif request.param == "pq and lora":
-        made = inject_random_pq(base, BESIDE)
+        injected = inject_random_pq(base, BESIDE)
     else:
-        made = inject_random_pq(base, PQ, gated=request.param == "gated")
-    with made as adapter:
+        injected = inject_random_pq(base, PQ, gated=request.param == "gated")
+    with injected as adapter:
         yield base, adapter
 
 
