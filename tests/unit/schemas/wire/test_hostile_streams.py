@@ -66,7 +66,8 @@ def test_noncanonical_positions_are_refused(octets: list[int]) -> None:
 def test_a_bitmap_longer_than_its_tensor_is_refused() -> None:
     half = Recipe(reference="served", density=0.5, values="int8")
     streams: dict[str, Stream] = {POSITIONS: np.array([0, *[0x11] * 125, 0, 0b1001], np.uint8)}
-    assert refusal(streams | codes(*[1] * 252, scales=(1,) * 5), half) is errors.SparseIndex
+    # Codes for the places within the tensor, so that nothing else is wrong.
+    assert refusal(streams | codes(*[1] * 251, scales=(1,) * 5), half) is errors.SparseIndex
 
 
 @pytest.mark.parametrize("form", ["f32", "f16", "bf16", "int8", "int4"])
@@ -95,10 +96,11 @@ def test_a_wrong_number_of_scales_is_refused() -> None:
     assert refusal(codes(*[0] * 2006), Recipe(values="f16")) is errors.QuantScale
 
 
-def test_a_scale_beyond_float16_is_refused() -> None:
+@pytest.mark.parametrize("scale", [-1.0, -0.0, float("nan"), 1e38])
+def test_an_invalid_scale_is_refused(scale: float) -> None:
     with np.errstate(over="ignore"):
-        beyond = np.array([1, 1e38], np.float32).astype(np.float16)
-    streams: dict[str, Stream] = {**places(1, 1, 5), **codes(1, 1), SCALES: beyond}
+        scales = np.array([1, scale], np.float32).astype(np.float16)
+    streams: dict[str, Stream] = {**places(1, 1, 5), **codes(1, 1), SCALES: scales}
     assert refusal(streams) is errors.QuantScale
 
 
@@ -108,6 +110,27 @@ def test_the_most_negative_code_is_refused() -> None:
         coded[300] = worst
         streams: dict[str, Stream] = {CODES: coded, SCALES: np.ones(17, np.float16)}
         assert refusal(streams, Recipe.model_validate({"values": form})) is errors.QuantCode
+
+
+def test_a_half_byte_behind_the_last_code_is_refused() -> None:
+    coded = np.zeros(502, np.uint8)  # 1003 codes
+    coded[-1] = 0x10
+    streams: dict[str, Stream] = {CODES: coded, SCALES: np.ones(17, np.float16)}
+    assert refusal(streams, Recipe(values="int4")) is errors.QuantCode
+
+
+@pytest.mark.parametrize(
+    "octets",
+    [
+        [],
+        [1, 1, 5],  # of the first tensor only
+        [1, 1, 5, 1, 0x80],  # a number that does not end
+        [1, 1, 5, *[0] * 1000],  # more bytes than all places can have
+    ],
+)
+def test_positions_of_a_wrong_length_are_refused(octets: list[int]) -> None:
+    streams: dict[str, Stream] = {POSITIONS: np.array(octets, np.uint8)}
+    assert refusal(streams | codes(1)) is errors.SparseIndex
 
 
 def test_a_zero_scale_requires_zero_codes() -> None:
