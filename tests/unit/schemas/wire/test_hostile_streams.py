@@ -27,9 +27,13 @@ def codes(*items: int, scales: tuple[float, ...] = (1, 1)) -> dict[str, Stream]:
 
 
 def refusal(streams: dict[str, Stream], recipe: Recipe = SPARSE) -> type[Exception]:
+    return type(refusal_with_reason(streams, recipe))
+
+
+def refusal_with_reason(streams: dict[str, Stream], recipe: Recipe = SPARSE) -> errors.BodyRefused:
     with pytest.raises(errors.BodyRefused) as caught:
         list(decode(CodedStreams(streams), LAYOUT, recipe))
-    return caught.type
+    return caught.value
 
 
 def test_encoded_positions_are_read() -> None:
@@ -40,34 +44,35 @@ def test_encoded_positions_are_read() -> None:
 
 
 @pytest.mark.parametrize(
-    "octets",
+    ("octets", "reason"),
     [
-        [],
-        [2],
-        [1],
-        [1, 3, 5, 6],  # fewer gaps than their count: the next tensor's bytes are gaps then, and it has none
-        [1, 1, 0x80, 0x00],  # 0, written longer than it is
-        [1, 0x81, 0x00, 5],  # a count that is
-        [1, 1, 0x80 | 1000 & 0x7F, 1000 >> 7],  # behind the tensor
-        [1, 2, 0x80 | 999 & 0x7F, 999 >> 7, 0],
-        [1, 1, 0x80, 0x80, 0x80, 0x80, 0x80, 0x01],  # longer than any tensor
-        [1, 1, 0xFF, 0xFF, 0xFF, 0xFF, 0x7F],
-        [1, 0xFF, 0xFF, 0xFF, 0xFF, 0x7F],
-        [1, 124, *[0] * 124],  # a bitmap is no longer
-        [1, 22, *[0] * 22],  # more than the density
-        [0, *[0] * 124, 1 << 7],  # gaps would be shorter
-        [0, *[0x11] * 124],  # a bitmap that is cut off
+        ([2], "unknown form"),
+        ([0, *[0] * 100], "a bitmap is truncated"),
+        ([1, 3, 5, 6], "truncated"),  # fewer gaps than their count: the next tensor's bytes are gaps then
+        ([1, 1, 0x80, 0x00], "more bytes than it needs"),
+        ([1, 0x81, 0x00, 5], "more bytes than it needs"),
+        ([1, 1, 0x80 | 1000 & 0x7F, 1000 >> 7], "a position is beyond the tensor"),
+        ([1, 2, 0x80 | 999 & 0x7F, 999 >> 7, 0], "a position is beyond the tensor"),
+        ([1, 1, 0x80, 0x80, 0x80, 0x80, 0x80, 0x01], "a gap is longer than any tensor"),
+        ([1, 1, 0xFF, 0xFF, 0xFF, 0xFF, 0x7F], "a position is beyond the tensor"),
+        ([1, 0xFF, 0xFF, 0xFF, 0xFF, 0x7F], "a bitmap is not longer"),
+        ([1, 124, *[0] * 124], "a bitmap is not longer"),
+        ([1, 22, *[0] * 22], "than density"),
+        ([0, *[0] * 124, 1 << 7], "gaps are shorter"),
     ],
 )
-def test_noncanonical_positions_are_refused(octets: list[int]) -> None:
-    assert refusal(places(*octets) | codes(*[1] * 3)) is errors.SparseIndex
+def test_noncanonical_positions_are_refused(octets: list[int], reason: str) -> None:
+    refused = refusal_with_reason(places(*octets) | codes(*[1] * 3))
+    assert type(refused) is errors.SparseIndex
+    assert reason in str(refused)
 
 
 def test_a_bitmap_longer_than_its_tensor_is_refused() -> None:
     half = Recipe(reference="served", density=0.5, values="int8")
     streams: dict[str, Stream] = {POSITIONS: np.array([0, *[0x11] * 125, 0, 0b1001], np.uint8)}
-    # Codes for the places within the tensor, so that nothing else is wrong.
-    assert refusal(streams | codes(*[1] * 251, scales=(1,) * 5), half) is errors.SparseIndex
+    refused = refusal_with_reason(streams | codes(*[1] * 251, scales=(1,) * 5), half)
+    assert type(refused) is errors.SparseIndex
+    assert "a bitmap marks a position beyond the tensor" in str(refused)
 
 
 @pytest.mark.parametrize("form", ["f32", "f16", "bf16", "int8", "int4"])
