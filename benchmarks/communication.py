@@ -78,7 +78,7 @@ class Row:
     """The bytes that one client sends and receives in a round."""
 
     model: str
-    what: str
+    case: str
     values: int
     up: int
     down: int
@@ -160,7 +160,7 @@ def _picture(rows: list[Row]) -> Figure:
     for axes, model in zip(figure.subplots(len(MODELS), squeeze=False)[:, 0], MODELS, strict=True):
         selected = [row for row in rows if row.model == model.name]
         published = PUBLISHED[model.name]
-        names = [row.what for row in selected] + [name for name, _ in published]
+        names = [row.case for row in selected] + [name for name, _ in published]
         places = np.arange(len(names), 0, -1)
         up = [row.up / MB for row in selected] + [mb for _, mb in published]
         bars = axes.barh(places + 0.2, up, 0.38, color="#1f4e79", label="up")
@@ -192,13 +192,13 @@ def main() -> None:
     console, rows = Console(), [row for model in MODELS for row in measure(model)]
     for model in MODELS:
         shown: list[tuple[object, ...]] = [
-            (row.what, f"{row.values:,}", f"{row.up / MB:.4f}", f"{row.down / MB:.4f}")
+            (row.case, f"{row.values:,}", f"{row.up / MB:.4f}", f"{row.down / MB:.4f}")
             for row in rows
             if row.model == model.name
         ]
         shown += [(name, "", f"{mb:.2f}", "not told") for name, mb in PUBLISHED[model.name]]
         figures.show(console, model.name, ("adapter, up / down", "values", "MB up", "MB down"), shown)
-    first = {row.what: row for row in rows if row.model == MODELS[0].name}
+    first = {row.case: row for row in rows if row.model == MODELS[0].name}
     default = first["P, Q r=32, int4 / int8 (default)"]
     goals = [
         figures.FigureLimit(

@@ -62,7 +62,7 @@ def show(console: Console, title: str, columns: Sequence[str], rows: Sequence[Se
 class FigureLimit:
     """A figure and its largest accepted value."""
 
-    what: str
+    name: str
     measured: float
     most: float
 
@@ -71,7 +71,7 @@ def judge(console: Console, expected: Sequence[FigureLimit]) -> None:
     """Print for each goal whether it is met. The exit status stays 0: a busy machine misses goals too."""
     for item in expected:
         verdict = "met" if item.measured <= item.most else "missed"
-        console.print(f"{verdict:>6}: {item.what} {item.measured:.3g}, goal {item.most:g}")
+        console.print(f"{verdict:>6}: {item.name} {item.measured:.3g}, goal {item.most:g}")
 
 
 def save(path: Path, figure: Figure) -> None:

@@ -197,7 +197,7 @@ def main() -> None:
     )
     facts = {name: json.loads(json.dumps(getattr(arguments, name), default=str)) for name in names}
     measured = stored(arguments.out, facts)
-    done = {(one.draw, one.epsilon, one.rate, one.federated) for one in measured}
+    done = {(run.draw, run.epsilon, run.rate, run.federated) for run in measured}
     levels: list[float | None] = [None, *arguments.epsilons]
     noise_of = cache(lambda epsilon: mechanism_of(trial, arguments.examples, arguments.clip, epsilon))
     total = arguments.draws * len(levels) * len(arguments.rates) * 2
@@ -213,11 +213,11 @@ def main() -> None:
                             mechanism = noise_of(epsilon) if epsilon is not None else None
                             scores = trial.measured(silos, mechanism, rate, federated=federated, seed=number)
                             measured.append(Measured(number, epsilon, rate, federated, *scores))
-                            rows = [asdict(one) for one in measured]
+                            rows = [asdict(run) for run in measured]
                             figures.write(arguments.out, {**figures.machine(), **facts, "runs": rows})
                         progress.advance(bar)
     title = f"{base.slug}, {arguments.task}: held-out loss after {arguments.rounds * arguments.steps} steps"
-    shown = [one for one in measured if one.draw < arguments.draws and one.rate in arguments.rates]
+    shown = [run for run in measured if run.draw < arguments.draws and run.rate in arguments.rates]
     figures.show(console, title, COLUMNS, table(shown, levels, noise_of))
 
 
@@ -274,8 +274,8 @@ def table(
     rows = []
     for epsilon in levels:
         sides = [best(measured, epsilon, federated=federated) for federated in (False, True)]
-        alone, federated = ([one.loss for one in side] for side in sides)
-        right = [[one.right for one in side if one.right is not None] for side in sides]
+        alone, federated = ([run.loss for run in side] for side in sides)
+        right = [[run.right for run in side if run.right is not None] for side in sides]
         gains = [after - before for before, after in zip(alone, federated, strict=True)]
         rows.append(
             [
@@ -292,9 +292,9 @@ def table(
 
 def best(measured: Sequence[Measured], epsilon: float | None, *, federated: bool) -> list[Measured]:
     """Return the draws of the rate with the least mean loss, in order."""
-    own = [one for one in measured if one.epsilon == epsilon and one.federated == federated]
-    by_rate = [[one for one in own if one.rate == rate] for rate in {one.rate for one in own}]
-    return sorted(min(by_rate, key=lambda draws: mean(one.loss for one in draws)), key=lambda one: one.draw)
+    own = [run for run in measured if run.epsilon == epsilon and run.federated == federated]
+    by_rate = [[run for run in own if run.rate == rate] for rate in {run.rate for run in own}]
+    return sorted(min(by_rate, key=lambda draws: mean(run.loss for run in draws)), key=lambda run: run.draw)
 
 
 if __name__ == "__main__":

@@ -159,7 +159,7 @@ def show(ends: Sequence[End], console: Console) -> None:
             str(end.draw),
             end.silo,
             *(f"{loss:.3f}" for loss in losses),
-            *(f"{end.final - other:+.3f}" for other in (end.trained, end.alone)),
+            *(f"{end.final - loss:+.3f}" for loss in (end.trained, end.alone)),
         )
     console.print(table)
     for silo in dict.fromkeys(end.silo for end in ends):

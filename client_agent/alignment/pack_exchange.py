@@ -182,9 +182,9 @@ class _PackBuilder:
             try:
                 # Durable before it is sent, since building takes minutes to hours.
                 write_durably(file, make().to_body())
-            except _PackAlreadyStored as other:
+            except _PackAlreadyStored as stored_pack:
                 log.info("alignment pack: another client's is stored and used instead (%s)", base_model)
-                return other.body
+                return stored_pack.body
         return self._delivery.deliver(base_model)
 
     def _progress(self, base_model: str) -> Callable[[str, int, int], None]:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
-from typing import cast
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as nnf
 
 from client_agent.adapters.base import Penalty, set_aside
-from client_agent.model.forward import hidden_states
+from client_agent.model.forward import evaluating, hidden_states
 from client_agent.model.loading import BaseModel
 from client_agent.model.tokens import NO_TARGET, Batch, collate, encode, pad_id
 from schemas.messages.alignment import Anchor
@@ -43,7 +42,9 @@ def pull_to_bare(base: BaseModel, texts: Sequence[Anchor], weight: float, plan: 
         ]
         batch = collate(encoded, pad=pad_id(base.tokenizer)).to(base.device)
         places = _places(batch)
-        with _without_dropout(base) if not plan.gradient_checkpointing else nullcontext():
+        # An adapter's own dropout would be a divergence from the bare model. With checkpointed activations it
+        # stays on: they are computed again after this context, and would be other activations.
+        with evaluating(base.model) if not plan.gradient_checkpointing else nullcontext():
             # With the random numbers of the second pass, so that a dropout that stays on is no difference.
             with torch.random.fork_rng(devices), torch.no_grad(), set_aside(base):
                 bare = _log_shares(base, batch, places)
@@ -52,21 +53,6 @@ def pull_to_bare(base: BaseModel, texts: Sequence[Anchor], weight: float, plan: 
         return weight * divergence / len(places)
 
     return penalty
-
-
-@contextmanager
-def _without_dropout(base: BaseModel) -> Iterator[None]:
-    """Switch dropout off, of which an adapter's own would be a divergence from the bare model.
-
-    Not with checkpointed activations: they are computed again after this context, and would be other ones.
-    """
-    model = cast(nn.Module, base.model)
-    was_training = model.training
-    model.eval()
-    try:
-        yield
-    finally:
-        model.train(was_training)
 
 
 def _places(batch: Batch) -> Tensor:

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Iterator, MutableMapping, Sequence
-from contextlib import contextmanager
+from collections.abc import MutableMapping, Sequence
 from dataclasses import replace
 from math import inf
-from typing import Any, cast
 
 from client_agent.adapters.expert_bank import ExpertBank
 from client_agent.errors import LossNotFinite
 from client_agent.experts.responsibilities import ProbeLosses
 from client_agent.model.examples import Example, encode_some
+from client_agent.model.forward import evaluating
 from client_agent.model.loading import BaseModel
 from client_agent.model.quantization import precision_of
 from client_agent.model.tokens import TokenizedText, digest_of_texts
@@ -59,7 +58,7 @@ class Prober:
             for expert in adapter.experts
         }
         try:
-            with evaluating(self._base):
+            with evaluating(self._base.model):
                 shared = self._loss(adapter, (), [digests[SHARED]])
                 specialists = {
                     expert: self._loss_or_infinite(adapter, expert, [digests[SHARED], digests[expert]])
@@ -77,7 +76,7 @@ class Prober:
         Raises:
             LossNotFinite: it is NaN or infinite.
         """
-        with evaluating(self._base):
+        with evaluating(self._base.model):
             return mean_loss(self._base, self._texts)
 
     def _loss_or_infinite(self, adapter: ExpertBank, expert: int, digests: Sequence[str]) -> float:
@@ -129,15 +128,3 @@ def probe_texts(
     """
     # Order by digest: by position, a file with a new first line would change the whole probe set.
     return encode_some(base, sorted(probe, key=lambda example: example.key), most, max_length)
-
-
-@contextmanager
-def evaluating(base: BaseModel) -> Iterator[None]:
-    """Switch a model to evaluation, without dropout, and back to what it was."""
-    model = cast(Any, base.model)
-    was_training = model.training
-    model.eval()
-    try:
-        yield
-    finally:
-        model.train(was_training)

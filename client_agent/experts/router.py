@@ -17,6 +17,7 @@ from torch.nn import functional as nnf
 
 from client_agent.adapters.expert_bank import ExpertBank
 from client_agent.errors import AdapterInPlace
+from client_agent.model.forward import evaluating
 from client_agent.model.loading import BaseModel
 
 _SMALLEST = 1e-12
@@ -108,14 +109,13 @@ class RoutedPasses:
     def _base_pass(self, decoder: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
         """Compute the last hidden state (n, t, d) without adapter and dropout."""
         without_cache = {**kwargs, **self._second_cache(kwargs)}
-        selected, was_training = self._bank.mixture.experts, decoder.training
+        selected = self._bank.mixture.experts
         self._bank.mixture.experts, self._inside = (), True
-        # Without dropout, so that a token's weights do not depend on chance.
-        decoder.eval()
         try:
-            return cast(Tensor, decoder(*args, **without_cache).last_hidden_state)
+            # Without dropout, so that a token's weights do not depend on chance.
+            with evaluating(decoder):
+                return cast(Tensor, decoder(*args, **without_cache).last_hidden_state)
         finally:
-            decoder.train(was_training)
             self._bank.mixture.experts, self._inside = selected, False
 
     def _second_cache(self, kwargs: Mapping[str, Any]) -> dict[str, Any]:

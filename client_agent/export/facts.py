@@ -54,7 +54,7 @@ def facts_of_round(home: Path, number: int | None, variant: Variant) -> Training
         final = read_final_scores(home)
         scores = final.scores if final is not None else None
     elif folder.has(TRAINED):
-        scores = _of_variant(TrainingResult.read(folder.path / TRAINED).scores, variant)
+        scores = _variant_scores(TrainingResult.read(folder.path / TRAINED).scores, variant)
     return TrainingFacts(
         federation=home.name,
         rounds=folder.number - (variant == "served"),
@@ -79,7 +79,7 @@ def facts_of_file(trained: TrainingResult, plan: FederationPlan, variant: Varian
     )
 
 
-def _of_variant(scores: Scores, variant: Variant) -> Mapping[str, Score]:
+def _variant_scores(scores: Scores, variant: Variant) -> Mapping[str, Score]:
     if variant == "kept":
         return scores.kept_scores
     return scores.served if variant == "served" else scores.trained

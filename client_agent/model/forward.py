@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from client_agent.model.loading import BaseModel
 from client_agent.model.tokens import NO_TARGET, Batch
@@ -20,6 +21,17 @@ its own.
 """
 LOGITS_AT_ONCE = 2**25
 """Logits that are held at once, 128 MiB in float32: with 262,144 tokens in the vocabulary 128 positions."""
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Switch a model to evaluation, without dropout, and back to what it was."""
+    was_training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(was_training)
 
 
 def hidden_states(base: BaseModel, batch: Batch, *, masked: bool = True) -> Tensor:

@@ -131,12 +131,12 @@ def role_linears(
     rows serves no role.
     """
     return tuple(
-        dict(sorted(_of_layer(parts, number, rows), key=lambda pair: ALL_ROLES.index(pair[0])))
+        dict(sorted(_layer_linears(parts, number, rows), key=lambda pair: ALL_ROLES.index(pair[0])))
         for number in range(len(parts.placed))
     )
 
 
-def _of_layer(
+def _layer_linears(
     parts: NamedParts, number: int, rows: Mapping[tuple[str, int], Mapping[Role, Tensor]]
 ) -> Iterator[tuple[Role, RoleLinear]]:
     readers: dict[str, list[Role]] = {}

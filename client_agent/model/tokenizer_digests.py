@@ -21,12 +21,12 @@ _digests: WeakKeyDictionary[PreTrainedTokenizerFast, TokenizerDigests] = WeakKey
 def tokenizer_digests(tokenizer: PreTrainedTokenizerFast, *, chats: bool) -> TokenizerDigests:
     """Return the digests of a tokenizer; with `chats` also that of its chat template, which is in use."""
     if tokenizer not in _digests:
-        _digests[tokenizer] = _of_parts(tokenizer)
+        _digests[tokenizer] = _computed_digests(tokenizer)
     template = _digest(tokenizer.chat_template) if chats else None
     return _digests[tokenizer].model_copy(update={"chat_template": template})
 
 
-def _of_parts(tokenizer: PreTrainedTokenizerFast) -> TokenizerDigests:
+def _computed_digests(tokenizer: PreTrainedTokenizerFast) -> TokenizerDigests:
     whole = json.loads(cast(Any, tokenizer).backend_tokenizer.to_str())
     model = dict(whole["model"])
     merges, vocabulary = model.pop("merges", []), model.pop("vocab", {})

@@ -75,7 +75,9 @@ def awaited(newest: RoundSummary | None, plan: FederationPlan) -> str:
     following = f"round {number + 1}" if number < plan.rounds.total else "the final weights"
     match newest.state:
         case "open":
-            return f"waiting for round {number}: {_of(counts.joined, plan.rounds.min_clients, 'joined')}"
+            joined = _of(counts.joined, plan.rounds.min_clients, "joined")
+            advice = f"; {newest.advice}" if newest.advice else ""
+            return f"waiting for round {number}: {joined}{advice}"
         case "collecting":
             return f"waiting for {following}: {_of(counts.arrived, counts.joined, 'delivered')}"
         case "published" | "abandoned":

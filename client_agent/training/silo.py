@@ -33,6 +33,7 @@ from schemas import PROTOCOL_VERSION
 from schemas.messages import private_training
 from schemas.messages.enrolment import Profile, TokenizerDigests
 from schemas.messages.secure_sum import CAPABILITY
+from schemas.messages.training import ANCHOR_PULL
 
 _LARGE = 1_000_000_000
 
@@ -153,7 +154,7 @@ class Silo:
             layer_shapes=self.base.layer_shapes,
             agent_version=__version__,
             protocol_version=PROTOCOL_VERSION,
-            capabilities=(CAPABILITY, private_training.CAPABILITY),
+            capabilities=(CAPABILITY, private_training.CAPABILITY, ANCHOR_PULL),
             tokenizer=self.tokenizer,
         )
 

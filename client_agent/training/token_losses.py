@@ -60,7 +60,7 @@ def answer_losses(base: BaseModel, texts: Sequence[TokenizedText]) -> list[Answe
     for group in grouped_by_length([len(row.text.ids) for row in rows]):
         batch = [rows[index] for index in group]
         readers = [reader for row in batch for reader in row.readers]
-        losses, right = _of_batch(base, batch, texts)
+        losses, right = _batch_losses(base, batch, texts)
         counts = [sum(texts[reader].answer[1:]) for reader in readers]
         by_text = zip(readers, torch.split(losses, counts), torch.split(right, counts), strict=True)
         answers |= {
@@ -70,7 +70,7 @@ def answer_losses(base: BaseModel, texts: Sequence[TokenizedText]) -> list[Answe
     return [answers[index] for index in range(len(texts))]
 
 
-def _of_batch(
+def _batch_losses(
     base: BaseModel, rows: Sequence[SharedRow], texts: Sequence[TokenizedText]
 ) -> tuple[Tensor, Tensor]:
     """Run rows; return the loss and the match of each answer token, reader by reader."""

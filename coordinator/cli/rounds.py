@@ -237,7 +237,10 @@ def _round(details: dict[str, Any]) -> RenderableType:
         f"{counts['joined']} joined, {counts['arrived']} arrived, {counts['late']} late, "
         f"{counts['rejected']} rejected{dropped}; {traffic(details['bytes'])}"
     )
-    title = "\n".join([title, *_sample_lines(details.get("sample")), *sum_lines(details.get("secure_sum"))])
+    # A coordinator of an older version gives no advice.
+    advice = [details["advice"]] if details.get("advice") else []
+    sample, sums = _sample_lines(details.get("sample")), sum_lines(details.get("secure_sum"))
+    title = "\n".join([title, *advice, *sample, *sums])
     clients = details["clients"]
     # A column of equal ranks says nothing.
     ranks = {c["rank"] for c in clients if c.get("rank") is not None}

@@ -51,7 +51,10 @@ function sentence({ federation, current, clients }) {
   const { counts } = current;
   if (federation.state === "finished") return [`${enrolled} took part. Each agent fetches its final weights and scores them.`];
   const paused = federation.state === "paused" ? [`Paused: no further round opens. Resume ${start}with `, code(`tessera federation start ${federation.id}`), ". "] : [];
-  if (current.state === "open") return [...paused, `${counts.joined} of the ${count(rounds.min_clients, "client")} that a round needs have joined; ${counts.arrived} have delivered.`];
+  if (current.state === "open") {
+    const advice = current.advice ? ` ${current.advice}.` : "";
+    return [...paused, `${counts.joined} of the ${count(rounds.min_clients, "client")} that a round needs have joined; ${counts.arrived} have delivered.${advice}`];
+  }
   if (current.state === "collecting") {
     const left = secondsUntil(current.deadline);
     const end = left > 0 ? `The round closes in ${span(left)}, or when all clients have delivered.` : "The deadline has passed; the round closes now.";

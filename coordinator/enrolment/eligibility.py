@@ -20,6 +20,7 @@ from schemas.messages import private_training
 from schemas.messages.enrolment import Profile, TokenizerDigests
 from schemas.messages.federations import AdapterPlan, FederationPlan
 from schemas.messages.secure_sum import ANY_FORMAT, CAPABILITY
+from schemas.messages.training import ANCHOR_PULL
 from schemas.wire.budget import shortfall
 
 
@@ -30,7 +31,7 @@ def check_eligible(opened: OpenedPlan, state: str, profile: Profile, *, has_key:
         FederationStateConflict: the federation is neither open nor running.
         Forbidden: the plan does not allow bearer clients.
         Invalid: the client's model cannot carry the plan's adapter.
-        CapabilityMissing: updates are summed, and the agent cannot take part in sums.
+        CapabilityMissing: the agent would ignore a part of the plan.
     """
     plan, options = opened.plan, opened.options
     if state not in ("open", "running"):
@@ -106,19 +107,25 @@ def _check_layers(adapter: AdapterPlan, profile: Profile) -> None:
 
 
 def check_capability(plan: FederationPlan, profile: Profile) -> None:
-    """Raise if an agent would ignore a part of the plan that protects its silo.
+    """Raise if an agent would ignore a part of the plan.
 
     Raises:
-        CapabilityMissing: updates are summed, and its profile does not name the format of sessions; or
-            training is private, and it does not name that.
+        CapabilityMissing: updates are summed, training is private, or it is pulled to the bare model, and the
+            agent's profile does not name that.
     """
     if plan.privacy.secure_sum is not None:
         check_format(profile.capabilities)
-    if plan.privacy.training is not None and private_training.CAPABILITY not in profile.capabilities:
+    if plan.privacy.training is not None:
+        _require(profile, private_training.CAPABILITY, "trains with differential privacy (privacy.training)")
+    if plan.training.anchor_pull:
+        _require(profile, ANCHOR_PULL, "bounds what its clients' models forget (training.anchor_pull)")
+
+
+def _require(profile: Profile, capability: str, action: str) -> None:
+    if capability not in profile.capabilities:
         raise CapabilityMissing(
-            "this federation trains with differential privacy (privacy.training), which this agent would "
-            "leave out; install a newer agent",
-            needed=private_training.CAPABILITY,
+            f"this federation {action}, which this agent would leave out; install a newer agent",
+            needed=capability,
         )
 
 

@@ -30,6 +30,11 @@ _LATEST = select(func.max(_Latest.number)).where(_Latest.federation_id == Federa
 _REVOKED = select(func.count()).where(
     ClientRow.federation_id == FederationRow.id, ClientRow.state == "revoked"
 )
+_MEMBERS = (
+    select(func.count())
+    .select_from(ClientRow)
+    .where(ClientRow.federation_id == bindparam("federation_id"), ClientRow.state == "enrolled")
+)
 _PROGRESS = select(
     FederationRow.id, FederationRow.state, _LATEST, _REVOKED.scalar_subquery(), FederationRow.sum_phase
 ).where(FederationRow.id.in_(bindparam("federation_ids", expanding=True)))
@@ -261,6 +266,11 @@ def participations(session: Session, round_id: int, client_id: str | None) -> li
     # One query for all clients of a round, however many there are.
     rows: Iterable[Any] = session.execute(query)
     return [ParticipationDetails(*row) for row in rows]
+
+
+def members(session: Session, federation_id: str) -> int:
+    """Return the number of clients that are enrolled and not revoked."""
+    return run(session, _MEMBERS, {"federation_id": federation_id}).scalar_one()
 
 
 def page(session: Session, federation_id: str, *, before: int | None, limit: int) -> list[RoundRow]:

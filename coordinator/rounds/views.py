@@ -86,6 +86,23 @@ def summary(session: Session, row: RoundRow, now: datetime) -> RoundSummary:
             if losses is None
             else sum_views.summary_of(losses)
         ),
+        advice=_advice(session, row) if row.state == "open" else None,
+    )
+
+
+def _advice(session: Session, row: RoundRow) -> str | None:
+    """Return what an open round lacks that no member can bring: other members."""
+    needed = plan_of(federation(session, row.federation_id)).rounds.min_clients
+    return members_advice(queries.members(session, row.federation_id), needed)
+
+
+def members_advice(members: int, needed: int) -> str | None:
+    """Return the advice for a federation of so many clients; None if they are enough for a round."""
+    if members >= needed:
+        return None
+    return (
+        f"{members} of {needed} required clients {'is a member' if members == 1 else 'are members'}; enrol "
+        "another client, or finish this federation and create one with a smaller rounds.min_clients"
     )
 
 

@@ -202,9 +202,9 @@ def _bases(item: griffe.Class) -> Iterator[griffe.Class]:
         path = item.module.imports.get(first, f"{item.module.path}.{first}") + (f".{rest}" if rest else "")
         module, _, name = path.rpartition(".")
         if module.startswith(_WITH_BASES):
-            found = member(module, name)
-            assert isinstance(found, griffe.Class)
-            yield found
+            base_class = member(module, name)
+            assert isinstance(base_class, griffe.Class)
+            yield base_class
 
 
 def _is_public(item: griffe.Object) -> bool:

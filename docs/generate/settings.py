@@ -122,12 +122,12 @@ def _default(value: object, *, environment: bool) -> str:
 def _command_rows() -> list[tuple[str, str]]:
     described: dict[str, str] = {f"{PREFIX}{name}": text for name, text in EXTERNAL.items()}
     described["TESSERA_AGENT_LOG_LEVEL"] = _AGENT_LOG_LEVEL
-    described |= {name: text for name, text in _of_commands().items() if name not in described}
+    described |= {name: text for name, text in _option_texts().items() if name not in described}
     read = {f"{PREFIX}{field.upper()}" for field in Settings.model_fields}
     return [(code(name), sentence(text)) for name, text in sorted(described.items()) if name not in read]
 
 
-def _of_commands() -> Mapping[str, str]:
+def _option_texts() -> Mapping[str, str]:
     texts: dict[str, str] = {}
     for command in commands():
         for option in command.described.params:

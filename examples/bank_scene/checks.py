@@ -134,10 +134,10 @@ def _newcomer(record: Record) -> Iterator[str]:
 def _kills(record: Record) -> Iterator[str]:
     phases = {kill.phase for kill in record.kills}
     if len(record.kills) != _KILLED or len(phases) != _KILLED:
-        yield f"killed were {[(kill.who, kill.phase) for kill in record.kills]}"
+        yield f"killed were {[(kill.name, kill.phase) for kill in record.kills]}"
     for kill in record.kills:
         if kill.process == kill.next_process:
-            yield f"{kill.who} has the same process id as before it was killed"
+            yield f"{kill.name} has the same process id as before it was killed"
 
 
 def _end(record: Record) -> Iterator[str]:

@@ -31,7 +31,7 @@ def kill_in_training(silos: Silos, observer: Observer, name: str, number: int) -
     progress = f"experts {', '.join(map(str, choice.trained))} drawn, step {len(steps)} done, nothing stored"
     return Kill(
         round=number,
-        who=name,
+        name=name,
         phase="training",
         process=process,
         next_process=silos.revive(name),
@@ -62,7 +62,7 @@ def kill_before_unmasking(silos: Silos, observer: Observer, name: str, number: i
     progress = f"{size} bytes of masked input sent, nothing unmasked; the coordinator had {answered}"
     return Kill(
         round=number,
-        who=name,
+        name=name,
         phase="between masked input and unmasking",
         process=process,
         next_process=silos.revive(name),
@@ -87,7 +87,7 @@ def restart_coordinator(
     progress = f"{newest['counts']['arrived']} of {newest['counts']['joined']} members were ready"
     return Kill(
         round=number,
-        who="coordinator",
+        name="coordinator",
         phase="coordinator",
         process=process,
         next_process=coordinator.process,

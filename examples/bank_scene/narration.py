@@ -24,7 +24,7 @@ class Narrator:
     def killed(self, kill: Kill) -> None:
         phase = "" if kill.phase == "coordinator" else f" {kill.phase}"
         self._say(
-            f"round {kill.round}: {kill.who} (process {kill.process}) is killed{phase}, and started again "
+            f"round {kill.round}: {kill.name} (process {kill.process}) is killed{phase}, and started again "
             f"(process {kill.next_process}); {kill.progress}"
         )
 

@@ -18,7 +18,7 @@ class Kill(Strict):
     """
 
     round: int
-    who: str
+    name: str
     phase: Phase
     process: int
     next_process: int

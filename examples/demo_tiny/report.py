@@ -34,7 +34,7 @@ def build(scores: Scores, federations: Mapping[str, FederatedResult], seconds: f
                 "architecture": silo.architecture,
                 "task": silo.task,
                 "late_joiner": silo.late,
-                "methods": {method: _of_client(scores[method][silo.name]) for method in METHODS},
+                "methods": {method: _client_figures(scores[method][silo.name]) for method in METHODS},
             }
             for silo in SILOS
         ],
@@ -46,7 +46,7 @@ def build(scores: Scores, federations: Mapping[str, FederatedResult], seconds: f
             }
             for method in METHODS
         },
-        "late_joiner": {method: _of_client(scores[method][LATECOMER.name]) for method in METHODS},
+        "late_joiner": {method: _client_figures(scores[method][LATECOMER.name]) for method in METHODS},
         "in_cluster_mass": in_cluster_mass(main),
         "bytes_up_per_client_round": _bytes(main, "up"),
         "bytes_down_per_client_round": _bytes(main, "down"),
@@ -156,7 +156,7 @@ def _beside(ahead: float) -> str:
     return f"{abs(ahead):.3f} {'ahead of' if ahead > 0 else 'behind'}"
 
 
-def _of_client(rounds: list[Answer]) -> Answer:
+def _client_figures(rounds: list[Answer]) -> Answer:
     return _end(rounds) | {
         "loss_at_start": rounds[0]["served"]["loss"]["value"],
         "loss_by_round": [scores["trained"]["loss"]["value"] for scores in rounds],

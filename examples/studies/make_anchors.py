@@ -40,73 +40,74 @@ def anchors() -> Anchors:
 def _anchor(number: int) -> Anchor:
     drawn = iter(below(2**31, 16, "english anchors", number))
 
-    def one(words: tuple[str, ...]) -> str:
+    def draw_word(words: tuple[str, ...]) -> str:
         return words[next(drawn) % len(words)]
 
     kind = _KINDS[number % len(_KINDS)]
-    prompt, answer = kind(one, next(drawn))
+    prompt, answer = kind(draw_word, next(drawn))
     return Anchor(id=f"english-{number:04}", prompt=prompt, answer=answer)
 
 
-def _sentence(one: Draw) -> tuple[str, str, str, str, str]:
-    return one(PEOPLE), one(ACTS), one(THINGS), one(PLACES), one(TIMES)
+def _sentence(draw_word: Draw) -> tuple[str, str, str, str, str]:
+    return draw_word(PEOPLE), draw_word(ACTS), draw_word(THINGS), draw_word(PLACES), draw_word(TIMES)
 
 
-def _who(one: Draw, number: int) -> tuple[str, str]:
-    who, act, thing, place, time = _sentence(one)
-    return f"{who} {act} {thing} {place} {time}.\nQuestion: Who {act} {thing}?\nAnswer:", f" {who}"
+def _person(draw_word: Draw, number: int) -> tuple[str, str]:
+    person, act, thing, place, time = _sentence(draw_word)
+    return f"{person} {act} {thing} {place} {time}.\nQuestion: Who {act} {thing}?\nAnswer:", f" {person}"
 
 
-def _where(one: Draw, number: int) -> tuple[str, str]:
-    who, act, thing, place, time = _sentence(one)
-    return f"{who} {act} {thing} {place} {time}.\nQuestion: Where was that?\nAnswer:", f" {place}"
+def _place(draw_word: Draw, number: int) -> tuple[str, str]:
+    person, act, thing, place, time = _sentence(draw_word)
+    return f"{person} {act} {thing} {place} {time}.\nQuestion: Where was that?\nAnswer:", f" {place}"
 
 
-def _feeling(one: Draw, number: int) -> tuple[str, str]:
-    who, act, thing, _, time = _sentence(one)
+def _feeling(draw_word: Draw, number: int) -> tuple[str, str]:
+    person, act, thing, _, time = _sentence(draw_word)
     feeling, label = FEELINGS[number % len(FEELINGS)]
-    return f"{who} {act} {thing} {time} and was {feeling}.\nIs it positive or negative?\nAnswer:", f" {label}"
+    sentence = f"{person} {act} {thing} {time} and was {feeling}."
+    return f"{sentence}\nIs it positive or negative?\nAnswer:", f" {label}"
 
 
-def _follows(one: Draw, number: int) -> tuple[str, str]:
-    who, act, thing, place, time = _sentence(one)
+def _follows(draw_word: Draw, number: int) -> tuple[str, str]:
+    person, act, thing, place, time = _sentence(draw_word)
     label = ("entailment", "neutral", "contradiction")[number % 3]
     claim = {
-        "entailment": f"{who} {act} something",
-        "neutral": f"{who} {act} {thing} because it was cheap",
+        "entailment": f"{person} {act} something",
+        "neutral": f"{person} {act} {thing} because it was cheap",
         "contradiction": f"Nobody {act} anything {place}",
     }[label]
-    premise = f"Premise: {who} {act} {thing} {place} {time}.\nHypothesis: {claim}.\n"
+    premise = f"Premise: {person} {act} {thing} {place} {time}.\nHypothesis: {claim}.\n"
     return f"{premise}Is it entailment, neutral or contradiction?\nAnswer:", f" {label}"
 
 
-def _opposite(one: Draw, number: int) -> tuple[str, str]:
+def _opposite(draw_word: Draw, number: int) -> tuple[str, str]:
     first, second = OPPOSITES[number % len(OPPOSITES)]
     others = [pair[1] for pair in OPPOSITES if pair[0] != first]
     options = [others[number % 4], second] if number % 2 else [second, others[number % 4]]
     listed = "\n".join(f"{letter}. {option}" for letter, option in zip("AB", options, strict=True))
-    question = f"Question: What is the opposite of {first}, said of {one(THINGS)}?"
+    question = f"Question: What is the opposite of {first}, said of {draw_word(THINGS)}?"
     return f"{question}\n{listed}\nAnswer:", f" {second}"
 
 
-def _order(one: Draw, number: int) -> tuple[str, str]:
-    who, act, thing, place, time = _sentence(one)
+def _order(draw_word: Draw, number: int) -> tuple[str, str]:
+    person, act, thing, place, time = _sentence(draw_word)
     return (
-        f"Write the sentence again and begin with the time.\n{who} {act} {thing} {place} {time}.\nOutput:",
-        f" {time[0].upper()}{time[1:]} {who[0].lower()}{who[1:]} {act} {thing} {place}.",
+        f"Write the sentence again and begin with the time.\n{person} {act} {thing} {place} {time}.\nOutput:",
+        f" {time[0].upper()}{time[1:]} {person[0].lower()}{person[1:]} {act} {thing} {place}.",
     )
 
 
-def _count(one: Draw, number: int) -> tuple[str, str]:
+def _count(draw_word: Draw, number: int) -> tuple[str, str]:
     first, second = 2 + number % 17, 3 + number // 17 % 23
-    who = one(PEOPLE)
+    person = draw_word(PEOPLE)
     return (
-        f"Question: {who} has {first} apples and buys {second} more. How many are there?\nAnswer:",
+        f"Question: {person} has {first} apples and buys {second} more. How many are there?\nAnswer:",
         f" {first} + {second} = {first + second}\n#### {first + second}",
     )
 
 
-_KINDS = (_who, _where, _feeling, _follows, _opposite, _order, _count)
+_KINDS = (_person, _place, _feeling, _follows, _opposite, _order, _count)
 
 
 if __name__ == "__main__":

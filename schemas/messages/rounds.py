@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import JsonValue
+from pydantic import Field, JsonValue
 
 from schemas.messages.base import Digest, Lenient, Strict, UtcTime
 from schemas.messages.enrolment import Traffic
@@ -209,6 +209,10 @@ class ParticipationView(Strict):
     """The progress of the client's training; null before its first report and after its update."""
 
 
+Advice = Annotated[str, Field(min_length=1, max_length=500, pattern=r"^[^\x00-\x1f\x7f]+$")]
+"""A sentence for people."""
+
+
 class RoundSummary(Strict):
     """A round in a listing.
 
@@ -236,6 +240,8 @@ class RoundSummary(Strict):
     """Encoded bytes of the round."""
     scores: ScoreSummary | None
     """Mean and worst scores over clients."""
+    advice: Advice | None = None
+    """What has to be done before the round can begin; null if it needs nothing but time."""
 
 
 class SampleView(Strict):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from operator import not_
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import Field
 
@@ -11,6 +11,9 @@ from schemas.messages.base import Strict
 
 Positive = Annotated[float, Field(gt=0)]
 Count = Annotated[int, Field(ge=1)]
+
+ANCHOR_PULL: Final = "anchor-pull-1"
+"""What the profile of an agent names that trains with `anchor_pull`."""
 
 
 class TrainingPlan(Strict):

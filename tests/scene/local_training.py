@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from client_agent.adapters.base import Adapter, Penalty
@@ -64,6 +65,20 @@ def train_with_penalty(
     return train_examples(
         base, adapter, examples, plan, penalty=adapter.penalty(examples, plan.max_length, 1)
     )
+
+
+def losses_along(penalty: Penalty, adapter: Adapter, rate: float, steps: int = 12) -> list[float]:
+    """Take Adam's steps along one loss term alone; return the term before each."""
+    parameters = adapter.named_parameters()
+    optimiser = torch.optim.Adam(parameters.values(), lr=rate)
+    losses = []
+    for _ in range(steps):
+        loss = penalty(parameters)
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+        losses.append(loss.item())
+    return losses
 
 
 def train_one_round(

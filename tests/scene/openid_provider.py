@@ -69,7 +69,7 @@ def running_provider(*options: str) -> Iterator[Provider]:
         httpx.Client(base_url=issuer, trust_env=False, timeout=20) as http,
     ):
         try:
-            wait_until(lambda: _answers(http), what="the identity provider")
+            wait_until(lambda: _answers(http), event="the identity provider")
             yield Provider(issuer, http)
         finally:
             process.terminate()

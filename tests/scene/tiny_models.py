@@ -48,6 +48,11 @@ def character_tokenizer(pairs: bool = False) -> PreTrainedTokenizerFast:
     tokenizer.post_processor = processors.TemplateProcessing(
         single="<bos> $A", pair="<bos> $A $B", special_tokens=[("<bos>", ids["<bos>"])]
     )
+    return as_fast_tokenizer(tokenizer)
+
+
+def as_fast_tokenizer(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
+    """Name the special tokens of a tokenizer, as models' files do."""
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         pad_token="<pad>",

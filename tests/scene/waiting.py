@@ -10,11 +10,14 @@ Fact = TypeVar("Fact")
 
 
 def wait_until(
-    find: Callable[[], Fact | None], seconds: float = 120.0, what: str = "it", pause: float = 0.02
+    find: Callable[[], Fact | None],
+    seconds: float = 120.0,
+    event: str = "the awaited event",
+    pause: float = 0.02,
 ) -> Fact:
     """Return what `find` returns as soon as that is true; the limit is for machines under load."""
     deadline = time.monotonic() + seconds
     while not (fact := find()):
-        assert time.monotonic() < deadline, f"{what} did not happen in {seconds} s"
+        assert time.monotonic() < deadline, f"{event} did not happen in {seconds} s"
         time.sleep(pause)
     return fact

@@ -119,7 +119,12 @@ class VariationalAdapter(AdapterBase):
         return {**copy_out(self._variational), _BELOW: self._below.copy()}
 
     def load_private(self, state: State) -> None:
-        """Set the posterior, and take the idle ranks out of the model."""
+        """Set the posterior, and take the idle ranks out of the model.
+
+        Raises:
+            LayoutMismatch: a tensor is missing or unexpected, or has another shape.
+        """
+        require_fit({_POSTERIOR: tuple(self._posterior.u.shape), _BELOW: self._below.shape}, state)
         copy_in(self._variational, {_POSTERIOR: state[_POSTERIOR]})
         self._drop(np.array(state[_BELOW], np.float32))
 

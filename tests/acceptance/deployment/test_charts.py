@@ -92,9 +92,10 @@ def test_helm_refuses_invalid_values(change: dict[str, Any]) -> None:
 @pytest.mark.parametrize("release", RELEASES)
 def test_manifests_follow_the_schemas_of_kubernetes(release: str, version: str) -> None:
     validator = pytest.importorskip("kubernetes_validate", reason="`make charts` installs the schemas")
-    for document in documents(release):
-        if document["kind"] not in FOREIGN:
-            validator.validate(document, version, strict=True)
+    checked = [document for document in documents(release) if document["kind"] not in FOREIGN]
+    assert checked
+    for document in checked:
+        validator.validate(document, version, strict=True)  # raises at the first fault
 
 
 def test_environment_variables_are_known() -> None:

@@ -14,11 +14,11 @@ from tests.acceptance.docs.command_line import mistakes, scripts, syntax_error
 from tests.acceptance.docs.shown import has_line, ids_of, with_ids
 
 
-def _of(page: Path) -> str:
+def _page_name(page: Path) -> str:
     return f"{page.parent.name}/{page.stem}"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=_of)
+@pytest.mark.parametrize("page", PAGES, ids=_page_name)
 def test_commands_of_a_page_exist(page: Path) -> None:
     assert not [mistake for script in scripts(page, blocks(page)) for mistake in mistakes(script)]
 
@@ -32,14 +32,14 @@ def _statements(source: str) -> list[str]:
     return [ast.unparse(node) for node in tree.body if not isinstance(node, ast.ClassDef) or node.body]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=_of)
+@pytest.mark.parametrize("page", PAGES, ids=_page_name)
 def test_shown_parts_are_those_of_files(page: Path) -> None:
     for block in blocks(page):
         for file in block.arguments("part"):
             assert set(_statements(block.body)) <= set(_statements((ROOT / file).read_text("utf-8"))), file
 
 
-@pytest.mark.parametrize("page", PAGES, ids=_of)
+@pytest.mark.parametrize("page", PAGES, ids=_page_name)
 def test_skipped_blocks_name_reasons_and_files(page: Path) -> None:
     for block in blocks(page):
         for reason in block.arguments("skip"):
@@ -48,7 +48,7 @@ def test_skipped_blocks_name_reasons_and_files(page: Path) -> None:
             assert not file or (ROOT / file).exists(), f"{page.name}:{block.line}: {file} does not exist"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=_of)
+@pytest.mark.parametrize("page", PAGES, ids=_page_name)
 def test_blocks_of_a_page_can_be_parsed(page: Path) -> None:
     for block in blocks(page):
         place = f"{page.name}:{block.line}"

@@ -76,8 +76,8 @@ def slurm_node(folder: Path) -> Iterator[dict[str, str]]:
             stack.callback(process.wait)
             stack.callback(process.terminate)
             if command[0] == "munged":
-                wait_until(munge["socket"].exists, what="munged")
-        wait_until(lambda: "idle" in _query(environment, "sinfo"), what="an idle node of Slurm")
+                wait_until(munge["socket"].exists, event="munged")
+        wait_until(lambda: "idle" in _query(environment, "sinfo"), event="an idle node of Slurm")
         yield environment
 
 

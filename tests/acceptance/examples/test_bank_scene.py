@@ -105,7 +105,7 @@ def record() -> Record:
             events=[ExpertEvent.model_validate(entry) for entry in events],
         ),
         kills=[
-            Kill(round=2, who=silo, phase=phase, process=1, next_process=2, progress="")  # type: ignore[arg-type]
+            Kill(round=2, name=silo, phase=phase, process=1, next_process=2, progress="")  # type: ignore[arg-type]
             for phase, silo in kills
         ],
         seconds=10.0,

@@ -12,6 +12,7 @@ from dataclasses import replace
 from itertools import combinations
 from math import nan
 from pathlib import Path
+from typing import Any
 
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -123,6 +124,10 @@ def with_tickets(figures: report.Report, count: int) -> report.Report:
     return replace(figures, plan=figures.plan.model_copy(update={"scores": scores}))
 
 
+def with_federation(figures: report.Report, **changes: Any) -> report.Report:
+    return replace(figures, federation=replace(figures.federation, **changes))
+
+
 def test_a_quick_report_claims_no_benefit(cast: Cast, tmp_path: Path) -> None:
     figures = quick_report(cast)
     require_whole(figures)
@@ -138,18 +143,18 @@ def test_a_quick_report_claims_no_benefit(cast: Cast, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "fault"),
     [
-        (lambda made: with_loss(made, nan), "elmford: the federated side has no score"),
-        (lambda made: with_loss(made, 4.3), "so nothing was trained"),
-        (lambda made: with_tickets(made, 8), "has no score on 8 tickets"),
+        (lambda figures: with_loss(figures, nan), "elmford: the federated side has no score"),
+        (lambda figures: with_loss(figures, 4.3), "so nothing was trained"),
+        (lambda figures: with_tickets(figures, 8), "has no score on 8 tickets"),
         (
-            lambda made: replace(made, answers=replace(made.answers, by_side={})),
+            lambda figures: replace(figures, answers=replace(figures.answers, by_side={})),
             "the bare side wrote no answer",
         ),
         (
-            lambda made: replace(made, federation=replace(made.federation, relevance=[[1.0, 1.0]] * 2)),
+            lambda figures: with_federation(figures, relevance=[[1.0, 1.0]] * 2),
             "its weights of the silos add up to 2.000 instead of 1",
         ),
-        (lambda made: replace(made, federation=replace(made.federation, bytes_up=0)), "no bytes were sent"),
+        (lambda figures: with_federation(figures, bytes_up=0), "no bytes were sent"),
     ],
 )
 def test_incomplete_run_is_refused(

@@ -196,7 +196,7 @@ def test_slurm_runs_and_requeues_a_round(login: Login, tmp_path: Path) -> None:
         assert turn("--wait") == 3  # a failed job is the failure of whoever waits for it
         login.command("tessera", 'test "$2" = sync || exit 75')
         assert turn() == 0
-        wait_until(lambda: "Restarts=1" in run("scontrol", "show", "jobs").stdout, what="a job queued again")
+        wait_until(lambda: "Restarts=1" in run("scontrol", "show", "jobs").stdout, event="a job queued again")
         before = login.calls()
         assert turn() == 0
         assert login.calls() == before  # its job is queued

@@ -78,7 +78,7 @@ def test_a_killed_agents_update_counts_once_per_round(
         steady.start()
         victim.start()
 
-        wait_until(lambda: victim.file(1, "weights.safetensors"), what="the first round's training")
+        wait_until(lambda: victim.file(1, "weights.safetensors"), event="the first round's training")
         assert victim.file(1, "trained.safetensors") is None, "too late to be killed while training"
         victim.kill()
         victim.start()
@@ -92,7 +92,7 @@ def test_a_killed_agents_update_counts_once_per_round(
         victim.kill()
         forwarder.swallow = lambda method, path: False
         victim.start()
-        wait_until(lambda: victim.file(2, "receipt.json"), what="the receipt of the repeated push")
+        wait_until(lambda: victim.file(2, "receipt.json"), event="the receipt of the repeated push")
         assert pushed.read_bytes() == body, "a retry must send the same bytes"
         steady.wait()
         victim.wait()
@@ -111,7 +111,7 @@ def test_a_stopped_agent_resumes_after_a_restart(database_url: str, serve: Serve
     served.start_federation(federation_id)
     agent = prepare_agent(tmp_path, "aster", served.url, served.enrolment_token(federation_id, "aster"))
     agent.start()
-    wait_until(lambda: agent.file(1, "weights.safetensors"), what="the round's training")
+    wait_until(lambda: agent.file(1, "weights.safetensors"), event="the round's training")
     assert agent.process is not None
     agent.process.terminate()
     assert agent.process.wait(timeout=20) == 0
@@ -133,7 +133,7 @@ def test_a_revoked_agent_stops_with_key_revoked(database_url: str, serve: Serve,
         ]
         return items
 
-    wait_until(clients, what="enrolment")
+    wait_until(clients, event="enrolment")
     assert (
         served.admin.delete(
             f"/v1/federations/{federation_id}/clients/{clients()[0]['client_id']}"

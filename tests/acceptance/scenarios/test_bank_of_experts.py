@@ -42,9 +42,9 @@ def test_agents_share_a_bank_and_export_it(database_url: str, tmp_path: Path) ->
         try:
             for agent in agents:
                 agent.start()
-            wait_until(lambda: victim.file(2, "weights.safetensors"), seconds=240, what="the second round")
+            wait_until(lambda: victim.file(2, "weights.safetensors"), seconds=240, event="the second round")
             victim.kill()
-            wait_until(lambda: second.file(2, "bank.json"), seconds=120, what="the training of the second")
+            wait_until(lambda: second.file(2, "bank.json"), seconds=120, event="the training of the second")
             second.kill()
             coordinator.kill()
             coordinator.start()

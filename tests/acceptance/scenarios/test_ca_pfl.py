@@ -51,23 +51,23 @@ def test_ca_pfl_agents_learn_their_own_importances(
     aster = agents[0]
     for agent in agents:
         agent.start()
-    wait_until(lambda: aster.file(1, "trained.safetensors"), what="aster's training")
+    wait_until(lambda: aster.file(1, "trained.safetensors"), event="aster's training")
     aster.kill()
     aster.start()
     for agent in agents:
         agent.wait(250)
     for agent in agents:
         rounds = measured(agent, 3)
-        assert [one["round"] for one in rounds] == [1, 2, 3]
+        assert [measurement["round"] for measurement in rounds] == [1, 2, 3]
         assert rounds[0]["density"] > 0.85
-        assert all(0.2 < one["density"] < 0.28 for one in rounds[1:])
-        assert all(one["residual"] > 0 for one in rounds)
+        assert all(0.2 < measurement["density"] < 0.28 for measurement in rounds[1:])
+        assert all(measurement["residual"] > 0 for measurement in rounds)
         assert rounds[2]["importance"][0] < rounds[2]["importance"][2]
-    one, other = (trained(agent, 3) for agent in agents)
-    assert (one.private["posterior.u"] != other.private["posterior.u"]).any()
+    first, second = (trained(agent, 3) for agent in agents)
+    assert (first.private["posterior.u"] != second.private["posterior.u"]).any()
     served_to = [weights(agent, 3) for agent in agents]
-    assert all((served_to[0][name] == served_to[1][name]).all() for name in one.adapter)
+    assert all((served_to[0][name] == served_to[1][name]).all() for name in first.adapter)
     assert served_to[0]["l0.q.B"].any()
     for number in (1, 2, 3):
         shown = served.admin.get(f"/v1/federations/{federation_id}/rounds/{number}").json()
-        assert [one["state"] for one in shown["clients"]] == ["arrived", "arrived"]
+        assert [client["state"] for client in shown["clients"]] == ["arrived", "arrived"]

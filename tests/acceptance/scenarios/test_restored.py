@@ -40,11 +40,11 @@ def test_agents_refuse_a_restored_coordinator_until_acceptance(
     served.start_federation(federation_id)
     for agent in agents:
         agent.start()
-    wait_until(lambda: agents[0].file(2, "weights.safetensors"), what="the second round")
+    wait_until(lambda: agents[0].file(2, "weights.safetensors"), event="the second round")
     backup_run = tessera("backup", str(backup), TESSERA_DATABASE_URL=url)
     assert backup_run.returncode == 0, backup_run.stderr
     later = 2 + next(n for n in range(ROUNDS, 0, -1) if agents[0].file(n, "weights.safetensors"))
-    wait_until(lambda: all(a.file(later, "weights.safetensors") for a in agents), what="two more rounds")
+    wait_until(lambda: all(a.file(later, "weights.safetensors") for a in agents), event="two more rounds")
 
     served.stop()
     for beside in ("-journal", "-wal", "-shm"):

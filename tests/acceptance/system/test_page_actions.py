@@ -233,7 +233,7 @@ def test_a_person_signs_in_at_the_identity_provider(
         assert served.http(token).get("/v1/federations").status_code == 200
         page.get_by_role("button", name="Sign out").click()
         expect(page.get_by_role("button", name="Sign in with your organisation")).to_be_visible()
-        wait_until(lambda: served.http(token).get("/v1/federations").status_code == 401, what="the sign-out")
+        wait_until(lambda: served.http(token).get("/v1/federations").status_code == 401, event="the sign-out")
         assert page.evaluate("sessionStorage.length") == 0
         page.goto(f"{served.url}/?code=abc&state=foreign")
         expect(page.get_by_role("alert").first).to_contain_text("did not begin in this tab")

@@ -55,12 +55,14 @@ def at_a_bounded_cost(served: ServedProcess, *, travels_mib: int = 0) -> Iterato
     assert grown <= MEMORY_BYTES
 
 
-def attack(scene: Scene, case: Case) -> None:
+def assert_refused(scene: Scene, case: Case) -> None:
     """Send hostile inputs; check each answer, its cost, and that nothing is stored afterwards."""
-    before = scene.stored()
+    before, answered = scene.stored(), 0
     for answer in iter(partial(_next, scene, case, _answers(scene, case)), None):
+        answered += 1
         assert (answer.status, answer.problem) == (case.status, case.problem)
         assert not case.closes or answer.is_closed or answer.headers.get("connection") == "close"
+    assert answered, "no input was sent"
     written = changed(before, scene.stored())
     assert written <= case.writes, f"written: {written}"
     assert is_answered(scene.silo)

@@ -36,5 +36,5 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     for kind in ("passed", "failed"):
         for report in terminalreporter.stats.get(kind, []):
             for name, value in report.user_properties:
-                if name == "said":
+                if name == "summary":
                     terminalreporter.write_line(str(value))

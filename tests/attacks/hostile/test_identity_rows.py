@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from schemas.identity.enrolment_token import read
 from schemas.identity.keys import name_of
-from tests.attacks.hostile.attack import Case, attack
+from tests.attacks.hostile.attack import Case, assert_refused
 from tests.attacks.hostile.scene import Scene
 from tests.scene.coordinator import Silo, enrolment
 from tests.scene.plans import federation_plan
@@ -56,7 +56,7 @@ def _moved(path: str) -> Send:
     return send
 
 
-def _at(seconds: float) -> Send:
+def _signed_at(seconds: float) -> Send:
     def send(scene: Scene) -> httpx.Response:
         request = signed(scene.served, scene.silo, "GET", "/v1/me", created=time.time() + seconds)
         return scene.served.http().send(request)
@@ -64,7 +64,7 @@ def _at(seconds: float) -> Send:
     return send
 
 
-def _by(key: Callable[[Scene], Ed25519PrivateKey], method: str, path: str) -> Send:
+def _signed_with(key: Callable[[Scene], Ed25519PrivateKey], method: str, path: str) -> Send:
     def send(scene: Scene) -> httpx.Response:
         request = signed(scene.served, scene.silo, method, path.format(scene=scene), key=key(scene))
         return scene.served.http().send(request)
@@ -145,16 +145,16 @@ CASES = [
     Case(2, "a bit of the signature", _changed(_flipped), 401, "signature-invalid"),
     Case(2, "another path", _moved(FEDERATION + "/roster"), 401, "signature-invalid"),
     Case(2, "another query", _moved(FEDERATION + "/plan?a=1"), 401, "signature-invalid"),
-    Case(3, "ten minutes old", _at(-600), 401, "clock-skew"),
-    Case(3, "ten minutes ahead", _at(600), 401, "clock-skew"),
+    Case(3, "ten minutes old", _signed_at(-600), 401, "clock-skew"),
+    Case(3, "ten minutes ahead", _signed_at(600), 401, "clock-skew"),
     Case(
         4,
         "an unknown key",
-        _by(lambda _: Ed25519PrivateKey.generate(), "GET", "/v1/me"),
+        _signed_with(lambda _: Ed25519PrivateKey.generate(), "GET", "/v1/me"),
         401,
         "signature-invalid",
     ),
-    Case(5, "a revoked key", _by(lambda s: s.revoked.key, "GET", "/v1/me"), 401, "key-revoked"),
+    Case(5, "a revoked key", _signed_with(lambda s: s.revoked.key, "GET", "/v1/me"), 401, "key-revoked"),
     Case(
         5,
         "a revoked key joins",
@@ -232,7 +232,7 @@ CASES = [
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_an_unauthorised_request_is_refused_without_effect(scene: Scene, case: Case) -> None:
-    attack(scene, case)
+    assert_refused(scene, case)
 
 
 def test_misuses_of_a_token_have_one_answer(scene: Scene) -> None:

@@ -175,7 +175,7 @@ class _Interrupted(PostgresServer):
     """A PostgreSQL server that can be stopped for a while."""
 
     @contextmanager
-    def gone(self) -> Iterator[None]:
+    def stopped(self) -> Iterator[None]:
         data = f"-D{self._home / 'data'}"
         self._run("pg_ctl", data, "-w", "-m", "immediate", "stop")
         try:
@@ -197,7 +197,7 @@ def test_uploads_succeed_after_an_outage_of_postgresql(tmp_path: Path) -> None:
         try:
             scene = set_up(served)
             before = scene.stored()
-            with server.gone():
+            with server.stopped():
                 for _ in range(3):
                     with at_a_bounded_cost(served):
                         refused = put(scene.silo, 1, scene.good())

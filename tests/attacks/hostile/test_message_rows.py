@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.attacks.hostile.attack import Case, attack
+from tests.attacks.hostile.attack import Case, assert_refused
 from tests.attacks.hostile.scene import Scene, read_answer
 from tests.scene.coordinator import Served, Silo
 from tests.scene.rounds import join, put, running, update_body, url, values
@@ -81,7 +81,7 @@ CASES = [
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_a_hostile_message_is_refused(scene: Scene, case: Case) -> None:
-    attack(scene, case)
+    assert_refused(scene, case)
 
 
 def test_concurrent_replicas_accept_an_update_once(

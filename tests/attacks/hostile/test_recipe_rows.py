@@ -1,5 +1,6 @@
 """Rows 28 to 41 for updates in few bits: positions, scales, codes, lengths, recipes, references.
 
+One input stands for each refusal of the decoder, whose other inputs are in tests/unit/schemas/wire.
 The adapter has four values and two, of which half travel: two codes and one, a scale and a bitmap for each.
 """
 
@@ -14,7 +15,7 @@ import pytest
 from schemas.messages.recipes import NAMED, Recipe
 from schemas.wire.compress import compress
 from schemas.wire.envelope import Array
-from tests.attacks.hostile.attack import Case, attack
+from tests.attacks.hostile.attack import Case, assert_refused
 from tests.attacks.hostile.scene import RECIPE, Scene
 from tests.scene.rounds import coded_body, put, values
 
@@ -36,10 +37,6 @@ def streams(change: Callable[[Streams], object]) -> Callable[[Scene], Any]:
 def stream(name: str, *items: float, dtype: type = np.uint8) -> Callable[[Scene], Any]:
     """Put other items into a stream."""
     return streams(lambda arrays: arrays.update({name: np.array(items, dtype)}))
-
-
-def positions(*items: int) -> Callable[[Scene], Any]:
-    return stream("positions", *items)
 
 
 def scales(*items: float) -> Callable[[Scene], Any]:
@@ -81,31 +78,12 @@ def _more_names(scene: Scene) -> Any:
 
 
 PLACES = [
-    Case(33, "neither form", positions(2, 0b0011, 0, 0b01), 422, "sparse-index"),
-    Case(33, "a bitmap cut off", positions(0, 0b0011, 0), 422, "sparse-index"),
-    Case(33, "no places at all", streams(lambda some: some.pop("positions")), 422, "sparse-index"),
-    Case(33, "places of one tensor only", positions(0, 0b0011), 422, "sparse-index"),
-    Case(33, "a place behind the tensor", positions(0, 0b10001, 0, 0b01), 422, "sparse-index"),
-    Case(33, "more places than the density", positions(0, 0b1111, 0, 0b01), 422, "sparse-index"),
-    Case(33, "gaps where a bitmap is shorter", positions(1, 2, 0, 0), 422, "sparse-index"),
-    Case(33, "a number that does not end", positions(1, 0x80, 0x80, 0x80), 422, "sparse-index"),
-    Case(33, "fewer places than codes", positions(0, 0b0011, 0, 0), 422, "sparse-index"),
-    Case(33, "more bytes than places can have", positions(0, 0b11, 0, 0b01, 0), 422, "sparse-index"),
-    Case(33, "a code too few", stream("codes", 0x77), 422, "sparse-index"),
-    Case(33, "codes behind the last", stream("codes", 0x77, 0x07, 0), 422, "sparse-index"),
+    Case(33, "no places at all", streams(lambda arrays: arrays.pop("positions")), 422, "sparse-index"),
     Case(33, "60 MiB of codes", _unfolding, 422, "sparse-index"),
 ]
 NUMBERS = [
-    Case(34, "0 where codes are not", scales(0, 1), 422, "quant-scale"),
     Case(34, "negative", scales(1, -1), 422, "quant-scale"),
-    Case(34, "minus zero", scales(1, -0.0), 422, "quant-scale"),
-    Case(34, "NaN", scales(1, float("nan")), 422, "quant-scale"),
-    Case(34, "infinite, as is 1e38 in float16", scales(1, float("inf")), 422, "quant-scale"),
     Case(34, "the largest there is", scales(1, 65504), 422, "norm-exceeded"),
-    Case(34, "one too few", scales(1), 422, "quant-scale"),
-    Case(34, "one too many", scales(1, 1, 1), 422, "quant-scale"),
-    Case(34, "none", streams(lambda some: some.pop("scales")), 422, "quant-scale"),
-    Case(34, "the code that is never written", stream("codes", 0x87, 0x07), 422, "quant-code"),
     Case(34, "a half byte behind the last code", stream("codes", 0x77, 0x17), 422, "quant-code"),
 ]
 ABOUT = [
@@ -130,4 +108,4 @@ CASES = [*PLACES, *NUMBERS, *ABOUT]
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_a_hostile_recipe_is_refused(scene: Scene, case: Case) -> None:
-    attack(scene, case)
+    assert_refused(scene, case)

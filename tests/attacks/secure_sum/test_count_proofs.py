@@ -110,7 +110,7 @@ def test_reject_does_not_count_as_a_choice() -> None:
 
 
 @pytest.mark.parametrize(
-    "other",
+    "changed_terms",
     [
         terms(session=2),
         terms(round=4),
@@ -121,15 +121,15 @@ def test_reject_does_not_count_as_a_choice() -> None:
     ],
     ids=["session", "round", "nonce", "order of groups", "choices", "members"],
 )
-def test_proof_of_other_terms_is_refused(other: SumTerms) -> None:
+def test_proof_of_other_terms_is_refused(changed_terms: SumTerms) -> None:
     """A valid signature does not help: the challenge has the terms."""
     message = proved_counts(terms(), 1, [1, 0, 0, 0], blindings(), identity(1))
-    if len(message) == message_bytes(other):
+    if len(message) == message_bytes(changed_terms):
         with pytest.raises(SecureSumError, match="not signed"):
-            verify_counts(other, 1, message)
-        message = signed_again(other, 1, message[:-SIGNATURE])
+            verify_counts(changed_terms, 1, message)
+        message = signed_again(changed_terms, 1, message[:-SIGNATURE])
     with pytest.raises(SecureSumError):
-        verify_counts(other, 1, message)
+        verify_counts(changed_terms, 1, message)
 
 
 def test_another_members_proof_is_refused() -> None:
@@ -211,9 +211,9 @@ def test_sums_open_to_the_counts(uses: list[list[bool]], seed: int) -> None:
     groups = dict(zip(names, totals, strict=True))
     require_opened(texts, groups, openings)
     for name in names:
-        for other in (totals[names.index(name)] + 1, totals[names.index(name)] + 2):
+        for wrong_total in (totals[names.index(name)] + 1, totals[names.index(name)] + 2):
             with pytest.raises(SecureSumError, match=f"count of {name} is not the sum"):
-                require_opened(texts, groups | {name: other}, openings)
+                require_opened(texts, groups | {name: wrong_total}, openings)
         with pytest.raises(SecureSumError, match=f"count of {name} is not the sum"):
             require_opened(texts, groups, openings | {name: encode(encode_scalar(7))})
 

@@ -70,12 +70,12 @@ def bank_layout() -> dict[str, tuple[int, ...]]:
 
 
 def test_a_sum_has_segments_of_its_groups() -> None:
-    layout, wanted = bank_layout(), plan(weigh_up_to=100)
-    plain = segments_of(wanted, {name: shape for name, shape in layout.items() if name[0] == "l"})
-    assert segments_of(wanted, layout) == plain
-    some = segments_of(wanted, layout, {"x10", "x2", "reject"})
-    assert some[: len(plain)] == plain
-    assert [(segment.name, segment.values, segment.group) for segment in some[len(plain) :]] == [
+    layout, federation_plan = bank_layout(), plan(weigh_up_to=100)
+    plain = segments_of(federation_plan, {name: shape for name, shape in layout.items() if name[0] == "l"})
+    assert segments_of(federation_plan, layout) == plain
+    segments = segments_of(federation_plan, layout, {"x10", "x2", "reject"})
+    assert segments[: len(plain)] == plain
+    assert [(segment.name, segment.values, segment.group) for segment in segments[len(plain) :]] == [
         ("x2.A", 24, "x2"),
         ("x2.B", 20, "x2"),
         ("x2.weight", 1, "x2"),
@@ -88,7 +88,7 @@ def test_a_sum_has_segments_of_its_groups() -> None:
         ("new.B", 20, "reject"),
         ("new.weight", 1, "reject"),
     ]
-    assert groups_of(some) == {"x2", "x10", "reject"}
+    assert groups_of(segments) == {"x2", "x10", "reject"}
 
 
 def test_an_experts_segment_has_its_tensors_in_order() -> None:

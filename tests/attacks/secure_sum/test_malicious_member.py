@@ -16,8 +16,8 @@ from tests.scene.secure_sums import Session, inputs_of, session_until, terms_of
 
 def test_confirmations_of_other_sets_or_members_are_refused() -> None:
     session = session_until(4, stops={4: 2})
-    other = session.members[0].confirm(session.shared[0], range(5))
-    for position, step in ((0, other), (1, session.confirmed[0]), (4, session.confirmed[0])):
+    confirmation = session.members[0].confirm(session.shared[0], range(5))
+    for position, step in ((0, confirmation), (1, session.confirmed[0]), (4, session.confirmed[0])):
         with pytest.raises(MessageRefused):
             intake.check_confirmation(session.terms, position, step, session.commitments(), session.masked)
     with pytest.raises(MessageRefused):
@@ -61,9 +61,9 @@ def test_shares_of_another_secret_open_nothing() -> None:
         session.keyed[n] = session.members[n].accept_keys(intake.keys_answer(session.keys), session.keys[n])
         session.own[n] = session.members[n].shares(session.keyed[n])
         session.shares[n] = session.own[n].step
-    other = Session(terms_of(5), inputs_of(5))
+    second_session = Session(terms_of(5), inputs_of(5))
     forged = session.shares[2].model_copy(
-        update={"commitment": other.members[2].shares(session.keyed[2]).step.commitment}
+        update={"commitment": second_session.members[2].shares(session.keyed[2]).step.commitment}
     )
     session.shares[2] = forged
     session.own[2] = type(session.own[2])(forged, session.own[2].mask_share, session.own[2].seed_share)

@@ -113,8 +113,8 @@ def _swapped(session: Session) -> KeysAnswer:
 
 
 def _of_another_session(session: Session) -> KeysAnswer:
-    other = Session(terms_of(5, session=2), inputs_of(5)).run_steps(1)
-    return intake.keys_answer({**session.keys, 4: other.keys[4]})
+    second_session = Session(terms_of(5, session=2), inputs_of(5)).run_steps(1)
+    return intake.keys_answer({**session.keys, 4: second_session.keys[4]})
 
 
 def _own_changed(session: Session) -> KeysAnswer:

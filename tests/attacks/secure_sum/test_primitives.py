@@ -56,15 +56,16 @@ def test_t_shares_reconstruct_the_secret(threshold: int, members: int) -> None:
 def test_fewer_than_t_shares_fit_any_secret() -> None:
     """With t - 1 shares, every other secret has a polynomial through them: here one is constructed."""
     shares = shamir.split(b"\x01" * 32, 3, 5)
-    other = 12345
-    points = {0: other, 1: shamir.share_value(shares[0]), 2: shamir.share_value(shares[1])}
+    wrong_secret = 12345
+    points = {0: wrong_secret, 1: shamir.share_value(shares[0]), 2: shamir.share_value(shares[1])}
     at_three = sum(
         value * np.prod([pow(x - k, -1, shamir.PRIME) * (3 - k) for k in points if k != x], dtype=object)
         for x, value in points.items()
     )
     forged = int(at_three % shamir.PRIME).to_bytes(shamir.SHARE_BYTES, "big")
     weights = shamir.lagrange_weights([0, 1, 2])
-    assert shamir.combine({0: shares[0], 1: shares[1], 2: forged}, weights) == other.to_bytes(32, "big")
+    combined = shamir.combine({0: shares[0], 1: shares[1], 2: forged}, weights)
+    assert combined == wrong_secret.to_bytes(32, "big")
 
 
 def test_a_known_polynomial_has_known_shares(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -159,7 +159,7 @@ def test_pruning_a_round_deletes_its_events(coordinator: Served) -> None:
             left = session.scalars(select(EventRow.data).where(EventRow.federation_id == federation_id)).all()
         return list(left) if {data["round"] for data in left if "round" in data} == {2, 3, 4} else None
 
-    left = wait_until(pruned, what="pruning round 1's events")
+    left = wait_until(pruned, event="pruning round 1's events")
     with coordinator.database.read() as session:
         newest = session.scalar(select(FederationRow.events).where(FederationRow.id == federation_id))
         last = session.scalar(

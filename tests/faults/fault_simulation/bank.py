@@ -100,7 +100,7 @@ class BankSeen:
             self._violated("I30", f"{client} begins round {number} with experts {sorted(begun)}")
         for expert, revision in named.items():
             values = flat(dict(expert_tensors(expert, start)))
-            if not np.array_equal(values, self._of(expert, revision)):
+            if not np.array_equal(values, self._values_of(expert, revision)):
                 self._violated("I30", f"{client} begins round {number} with another expert {expert}")
         self._world.count("banks downloaded")
 
@@ -241,9 +241,9 @@ class BankSeen:
 
     def _newest(self, expert: int) -> Values:
         revision = max((number for candidate, number in self._revisions if candidate == expert), default=0)
-        return self._of(expert, revision)
+        return self._values_of(expert, revision)
 
-    def _of(self, expert: int, revision: int) -> Values:
+    def _values_of(self, expert: int, revision: int) -> Values:
         if not revision:
             return np.zeros(self._world.plan.values)
         return self._values[expert, revision]

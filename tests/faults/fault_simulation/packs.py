@@ -148,11 +148,11 @@ class Packs:
             if f"sha256:{sha256(b''.join(data for (data,) in chunks)).hexdigest()}" != digest:
                 self._violated(f"the pack of {base_model} is not what its digest says")
         for base_model in self._stored.keys() - {row[0] for row in rows}:
-            self._gone(connection, base_model)
+            self._check_removed(connection, base_model)
         if len({row[2] for row in rows}) > 1:
             self._violated("packs were made on something else than each other")
 
-    def _gone(self, connection: sqlite3.Connection, base_model: str) -> None:
+    def _check_removed(self, connection: sqlite3.Connection, base_model: str) -> None:
         """Check that a missing pack was deleted by an order."""
         stored = self._stored[base_model]
         if stored[-1] == _NONE:

@@ -252,14 +252,14 @@ class Historian(_KeyHolder):
 
     def _request_past_round(self, agent: Agent) -> None:
         world, api, client = self.world, agent.api, agent.client
-        dice, this = world.scheduler.dice, self.index
+        dice, own_index = world.scheduler.dice, self.index
         self.index = dice.randrange(world.plan.agents)  # the next one
         if api is None or client is None or world.oracle.newest_round == 0:
             return
         number = dice.randint(1, world.oracle.newest_round)
         federation_id = read_membership(agent.folder).federation_id
         kind = dice.choice(["weights", "adapter", "update"])
-        body = world.oracle.receipted(this, client, number) if kind == "update" else None
+        body = world.oracle.receipted(own_index, client, number) if kind == "update" else None
         if kind == "weights":
             api.weights(federation_id, number)
         elif kind == "adapter":

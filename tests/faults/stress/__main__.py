@@ -45,7 +45,7 @@ class Row:
     done: str
     violations: int
     seconds: float = 0.0
-    said: str = ""
+    failure: str = ""
 
 
 class Rack:
@@ -75,12 +75,12 @@ class Rack:
         """Die once at every place."""
         for backend in ("sqlite", "postgresql"):
             with _judged(Row(f"kill -9 at every place, {backend}", "", 0)) as row:
-                found = kills.at_every_place(*self.database(backend), Trial(clients=4, rounds=8))
-                row.done = f"{len(found.died_at)} kills, {_ready(found.back_after)}"
+                outcome = kills.at_every_place(*self.database(backend), Trial(clients=4, rounds=8))
+                row.done = f"{len(outcome.died_at)} kills, {_ready(outcome.back_after)}"
             yield row
             with _judged(Row(f"kill -9 at every place of a sum, {backend}", "", 0)) as row:
-                found = kills.at_every_place_of_a_sum(*self.database(backend), SummedTrial())
-                row.done = f"{len(found.died_at)} kills, {_ready(found.back_after)}"
+                outcome = kills.at_every_place_of_a_sum(*self.database(backend), SummedTrial())
+                row.done = f"{len(outcome.died_at)} kills, {_ready(outcome.back_after)}"
             yield row
 
     def random_kills(self) -> Iterator[Row]:
@@ -90,9 +90,9 @@ class Rack:
                 died, slowest, seed = 0, [0.0], 0
                 while died < self.arguments.kills:
                     trial = Trial(clients=8, rounds=8)
-                    found = kills.at_random(*self.database(backend), trial, seed=seed, every=1.0)
-                    died, seed = died + len(found.died_at), seed + 1
-                    slowest += found.back_after
+                    outcome = kills.at_random(*self.database(backend), trial, seed=seed, every=1.0)
+                    died, seed = died + len(outcome.died_at), seed + 1
+                    slowest += outcome.back_after
                 row.done = f"{died} kills in {seed} federations, {_ready(slowest)}"
             yield row
 
@@ -121,11 +121,12 @@ class Rack:
             )
         yield row
         with _judged(Row("three training agents, one cut off for a round", "", 0)) as row:
-            told = real_agents.cut_off(*self.database("sqlite"))
-            assert told["3"] == "arrived", told
-            assert told["2"] != "arrived", told
-            assert "round 2: update not counted" in told["log"], told
-            row.done = f"coordinator restarted; cut off in round 2 ({told['2']}), said so, back in round 3"
+            standing = real_agents.cut_off(*self.database("sqlite"))
+            assert standing["3"] == "arrived", standing
+            assert standing["2"] != "arrived", standing
+            assert "round 2: update not counted" in standing["log"], standing
+            second = standing["2"]
+            row.done = f"coordinator restarted; cut off in round 2 ({second}), said so, back in round 3"
         yield row
 
     def networks(self) -> Iterator[Row]:
@@ -205,18 +206,18 @@ def main() -> None:
     parser.add_argument("--fuzz-seconds", type=int, default=60, help="for each target")
     parser.add_argument("--only", default=",".join(HARNESSES), help=f"some of {', '.join(HARNESSES)}")
     arguments = parser.parse_args()
-    wanted = arguments.only.split(",")
-    if unknown := set(wanted) - set(HARNESSES):
+    names = arguments.only.split(",")
+    if unknown := set(names) - set(HARNESSES):
         parser.error(f"there is no harness {', '.join(sorted(unknown))}")
     console = Console()
     rows: list[Row] = []
     with PostgresServer(durable=True) as postgres, tempfile.TemporaryDirectory() as folder:
         rack = Rack(arguments, postgres, Path(folder))
-        for name in wanted:
+        for name in names:
             for row in _shown(console, name, HARNESSES[name](rack)):
                 rows.append(row)
                 OUT.parent.mkdir(exist_ok=True)
-                OUT.write_text(json.dumps([asdict(one) for one in rows], indent=1) + "\n", "utf-8")
+                OUT.write_text(json.dumps([asdict(written) for written in rows], indent=1) + "\n", "utf-8")
     console.print(_table(rows))
     console.print(f"also in {OUT}")
     sys.exit(any(row.violations for row in rows))
@@ -228,7 +229,7 @@ def _shown(console: Console, name: str, rows: Iterator[Row]) -> Iterator[Row]:
             row = next(rows, None)
         if row is None:
             return
-        verdict = f"VIOLATED: {row.said}" if row.violations else "ok"
+        verdict = f"VIOLATED: {row.failure}" if row.violations else "ok"
         console.print(f"{row.harness}: {row.done} in {row.seconds:.0f} s: {verdict}", highlight=False)
         yield row
 
@@ -249,7 +250,7 @@ def _judged(row: Row) -> Iterator[Row]:
     try:
         yield row
     except Exception as error:
-        row.violations, row.said = 1, "".join(traceback.format_exception(error))[-2000:]
+        row.violations, row.failure = 1, "".join(traceback.format_exception(error))[-2000:]
         row.done = row.done or "did not end"
     row.seconds = time.monotonic() - began
 
@@ -257,8 +258,8 @@ def _judged(row: Row) -> Iterator[Row]:
 def _program(harness: str, run: Callable[[], programs.Ran]) -> Row:
     began = time.monotonic()
     ran = run()
-    said = ran.said if ran.failed else ""
-    return Row(harness, ran.done, int(ran.failed), time.monotonic() - began, said)
+    failure = ran.output if ran.failed else ""
+    return Row(harness, ran.done, int(ran.failed), time.monotonic() - began, failure)
 
 
 def _ready(seconds: list[float]) -> str:

@@ -19,4 +19,4 @@ def _counted(
     yield
     metrics = coordinator.admin.get("/metrics").text
     answered = sum(float(count) for count in _ANSWERED.findall(metrics))
-    record_testsuite_property("said", f"{answered:,.0f} requests on {backend}")
+    record_testsuite_property("summary", f"{answered:,.0f} requests on {backend}")

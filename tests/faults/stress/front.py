@@ -60,15 +60,15 @@ class Front:
 def front(ports: Sequence[int]) -> Iterator[Front]:
     """Listen on a port of its own and forward every connection."""
     with loop_in_a_thread("front") as loop:
-        made = Front(ports, loop)
+        forwarder = Front(ports, loop)
 
         async def begin() -> asyncio.Server:
-            return await asyncio.start_server(made.connected, "127.0.0.1", 0)
+            return await asyncio.start_server(forwarder.connected, "127.0.0.1", 0)
 
         server = asyncio.run_coroutine_threadsafe(begin(), loop).result()
-        made.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        forwarder.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         try:
-            yield made
+            yield forwarder
         finally:
             loop.call_soon_threadsafe(server.close)
 

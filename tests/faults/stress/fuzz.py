@@ -51,8 +51,8 @@ def main() -> None:
         "-print_final_stats=1",
     ]
     target = TARGETS[arguments.target]
-    wanted = _measured(target) if arguments.target in DECODING else target
-    atheris.Setup([sys.argv[0], *options, str(corpus)], wanted)
+    watched = _measured(target) if arguments.target in DECODING else target
+    atheris.Setup([sys.argv[0], *options, str(corpus)], watched)
     atheris.Fuzz()
 
 
@@ -62,9 +62,9 @@ def _measured(target: Callable[[bytes], bool]) -> Callable[[bytes], bool]:
     reset = os.open("/proc/self/clear_refs", os.O_WRONLY)
 
     def peak() -> int:
-        found = _PEAK.search(os.pread(status, 4096, 0))
-        assert found is not None
-        return int(found[1]) * 1024
+        match = _PEAK.search(os.pread(status, 4096, 0))
+        assert match is not None
+        return int(match[1]) * 1024
 
     def take(data: bytes) -> bool:
         os.pwrite(reset, _RESET_PEAK, 0)

@@ -122,7 +122,7 @@ def check(trial: Trial, database_url: str, federation_id: str, agents: Sequence[
         assert set(agent.receipts) == every
         assert set(agent.served) == {*every, trial.rounds + 1}
         for number in every:
-            wanted = {trial.place(number, other.index): 1 / trial.clients for other in agents}
-            assert agent.served[number + 1] == wanted
+            shares = {trial.place(number, peer.index): 1 / trial.clients for peer in agents}
+            assert agent.served[number + 1] == shares
     served = {name_of(agent.silo.key): agent.digests for agent in agents}
     check_stored(database_url, federation_id, served, rounds=trial.rounds)

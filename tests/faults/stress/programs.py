@@ -11,7 +11,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 # How each program says what it has done, the last match counting.
-_SAID = re.compile(r"number_of_executed_units: (\d+)|(\d+ schedules) in|(\d+ of \d+ mutants \w+)")
+_SUMMARY = re.compile(r"number_of_executed_units: (\d+)|(\d+ schedules) in|(\d+ of \d+ mutants \w+)")
 _LAST_CHARACTERS = 2000
 
 
@@ -21,25 +21,25 @@ class Ran:
 
     done: str
     failed: bool
-    said: str
+    output: str
 
 
 def module(*command: str) -> Ran:
     """Run `python -m ...`."""
     done = _run(*command)
-    said = done.stdout + done.stderr
-    found = [next(filter(None, match)) for match in _SAID.findall(said)]
-    return Ran(found[-1] if found else "", done.returncode != 0, said[-_LAST_CHARACTERS:])
+    output = done.stdout + done.stderr
+    summaries = [next(filter(None, match)) for match in _SUMMARY.findall(output)]
+    return Ran(summaries[-1] if summaries else "", done.returncode != 0, output[-_LAST_CHARACTERS:])
 
 
 def tests(*arguments: str) -> Ran:
-    """Run pytest, the slow tests included; what tests record as `said` is what was done."""
+    """Run pytest, the slow tests included; what tests record as `summary` is what was done."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
         recorded = ("-o", "junit_family=xunit1", f"--junitxml={report}")  # the newer form has no properties
         done = _run("pytest", "-q", "-m", "", *recorded, *arguments)
-        told = _read_report(report) if report.exists() else []
-    return Ran(", ".join(told), done.returncode != 0, (done.stdout + done.stderr)[-_LAST_CHARACTERS:])
+        summaries = _read_report(report) if report.exists() else []
+    return Ran(", ".join(summaries), done.returncode != 0, (done.stdout + done.stderr)[-_LAST_CHARACTERS:])
 
 
 def _read_report(report: Path) -> list[str]:
@@ -50,8 +50,9 @@ def _read_report(report: Path) -> list[str]:
         for kind in ("tests", "failures", "errors", "skipped")
     }
     passed = count["tests"] - count["failures"] - count["errors"] - count["skipped"]
-    said = [one.get("value", "") for one in root.iter("property") if one.get("name") == "said"]
-    return [f"{passed} passed", *said]
+    properties = root.iter("property")
+    summaries = [item.get("value", "") for item in properties if item.get("name") == "summary"]
+    return [f"{passed} passed", *summaries]
 
 
 def _run(*command: str) -> subprocess.CompletedProcess[str]:

@@ -41,13 +41,13 @@ class Federation:
 
     def is_there(self, number: int, arrived: int) -> bool:
         """Whether so many updates of a round have arrived, or it is over."""
-        seen = self.round(number)
-        return bool(seen) and (seen["counts"]["arrived"] >= arrived or seen["state"] == "published")
+        view = self.round(number)
+        return bool(view) and (view["counts"]["arrived"] >= arrived or view["state"] == "published")
 
     def client(self, number: int, name: str) -> str:
         """How a client's part in a round stands."""
         clients = self.round(number).get("clients", [])
-        return next((str(one["state"]) for one in clients if one["name"] == name), "")
+        return next((str(client["state"]) for client in clients if client["name"] == name), "")
 
 
 @contextmanager
@@ -77,7 +77,9 @@ def federation(
             agents.append(agent)
             agent.start()
             # Ids follow enrolment, and sums follow ids: in one order they come out the same to the last bit.
-            wait_until(lambda: len(_members(admin, federation_id)) == len(agents), what=f"{name}'s enrolment")
+            wait_until(
+                lambda: len(_members(admin, federation_id)) == len(agents), event=f"{name}'s enrolment"
+            )
         assert admin.post(f"/v1/federations/{federation_id}/start").is_success
         try:
             yield Federation(admin, federation_id), agents
@@ -112,16 +114,18 @@ def on_two_replicas(database_url: str, folder: Path) -> Published:
             front([killed.port, frozen.port]) as line,
             federation(line.url, folder, list(SILOS)) as (watched, agents),
         ):
-            wait_until(lambda: watched.is_there(1, 2), what="two updates of round 1")
+            wait_until(lambda: watched.is_there(1, 2), event="two updates of round 1")
             killed.kill()
-            wait_until(frozen.is_frozen, what="the aggregation of round 1")
+            wait_until(frozen.is_frozen, event="the aggregation of round 1")
             killed.start()
             wait_until(
-                lambda: killed.count_logged("round-published"), what="round 1 of who has taken it over"
+                lambda: killed.count_logged("round-published"), event="round 1 of who has taken it over"
             )
             frozen.thaw()
-            wait_until(lambda: frozen.count_logged("aggregation-overtaken"), what="who was frozen to find so")
-            wait_until(lambda: watched.is_there(2, 2), what="two updates of round 2")
+            wait_until(
+                lambda: frozen.count_logged("aggregation-overtaken"), event="who was frozen to find so"
+            )
+            wait_until(lambda: watched.is_there(2, 2), event="two updates of round 2")
             frozen.kill()
             frozen.start()
             return _in_the_end(database_url, agents)
@@ -145,18 +149,18 @@ def cut_off(database_url: str, folder: Path) -> dict[str, str]:
             front([coordinator.port]) as line,
             federation(coordinator.url, folder, names, {names[0]: line.url}, **plan) as (watched, agents),
         ):
-            wait_until(lambda: watched.is_there(1, 1), what="an update of round 1")
+            wait_until(lambda: watched.is_there(1, 1), event="an update of round 1")
             coordinator.kill()
             coordinator.start()
             lost = agents[0]
-            wait_until(lambda: watched.client(2, lost.name) == "joined", what="round 2")
+            wait_until(lambda: watched.client(2, lost.name) == "joined", event="round 2")
             line.cut()
-            wait_until(lambda: watched.round(2).get("state") == "published", what="round 2 without it")
+            wait_until(lambda: watched.round(2).get("state") == "published", event="round 2 without it")
             line.mend()
             for agent in agents:
                 agent.wait(_PATIENCE_SECONDS)
-            told = {str(number): watched.client(number, lost.name) for number in (1, 2, 3)}
-            return told | {"log": " ".join(lost.log.split())}  # it comes in lines of 80 characters
+            standing = {str(number): watched.client(number, lost.name) for number in (1, 2, 3)}
+            return standing | {"log": " ".join(lost.log.split())}  # it comes in lines of 80 characters
     finally:
         coordinator.kill()
         assert coordinator.errors == []
@@ -166,12 +170,12 @@ def _in_the_end(database_url: str, agents: Sequence[AgentProcess]) -> Published:
     """Wait for the end; return what was published, of which everybody has kept the last."""
     for agent in agents:
         agent.wait(_PATIENCE_SECONDS)
-    found = published_in(database_url)
-    last = max(number for _, number in found)
+    weights = published_in(database_url)
+    last = max(number for _, number in weights)
     for agent in agents:
         file = next((agent.folder / "state").glob("*/final_weights.safetensors"))
-        assert digest_of(values_of(file.read_bytes())) == found[agent.name, last]
-    return found
+        assert digest_of(values_of(file.read_bytes())) == weights[agent.name, last]
+    return weights
 
 
 def _members(admin: httpx.Client, federation_id: str) -> list[Any]:

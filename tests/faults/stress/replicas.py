@@ -78,9 +78,9 @@ class _Tormentor(threading.Thread):
         published = self._killed.count_logged("round-published")
         if not self._wait(lambda: self._killed.count_logged("round-published") > published):
             return False
-        found = self._frozen.count_logged(_OVERTAKEN)
+        overtaken = self._frozen.count_logged(_OVERTAKEN)
         self._frozen.thaw()
-        return self._wait(lambda: self._frozen.count_logged(_OVERTAKEN) > found)
+        return self._wait(lambda: self._frozen.count_logged(_OVERTAKEN) > overtaken)
 
     def _start(self, replica: Coordinator, place: Place | None = None, *, freeze: bool = False) -> None:
         self.rounds_go_on.clear()
@@ -115,7 +115,7 @@ def frozen_and_killed(database_url: str, folder: Path, trial: Trial) -> Havoc:
     tormentor = _Tormentor(*replicas)
     try:
         tormentor.start()
-        with taking_part(trial, [one.url for one in replicas], tormentor.rounds_go_on) as (
+        with taking_part(trial, [replica.url for replica in replicas], tormentor.rounds_go_on) as (
             federation_id,
             agents,
         ):
@@ -156,16 +156,16 @@ def frozen_while_opening(database_url: str, folder: Path, trial: SummedTrial) ->
         AssertionError: a total is wrong, or something was lost, doubled or left over.
     """
     lease = {"TESSERA_LEASE_SECONDS": str(LEASE_SECONDS)}
-    frozen, other = (Coordinator(database_url, folder / f"log{i}", **lease) for i in (0, 1))
+    frozen, running = (Coordinator(database_url, folder / f"log{i}", **lease) for i in (0, 1))
     frozen.start("sum-block-staged", freeze=True)
-    other.start()
+    running.start()
     done = threading.Event()
 
     def thaw() -> None:
         while not done.wait(0.01):
             if frozen.is_frozen():
-                opened = other.count_logged(_OPENED)
-                while other.count_logged(_OPENED) == opened and not done.wait(0.01):
+                opened = running.count_logged(_OPENED)
+                while running.count_logged(_OPENED) == opened and not done.wait(0.01):
                     pass
                 frozen.thaw()
                 return
@@ -173,13 +173,13 @@ def frozen_while_opening(database_url: str, folder: Path, trial: SummedTrial) ->
     thawing = threading.Thread(target=thaw, name="thaw", daemon=True)
     thawing.start()
     try:
-        with summed.summing(trial, [frozen.url, other.url]) as (federation_id, agents, admin):
+        with summed.summing(trial, [frozen.url, running.url]) as (federation_id, agents, admin):
             summed.go_on_to_the_end(federation_id, agents, admin)
             summed.check(trial, database_url, federation_id, agents)
     finally:
         done.set()
         thawing.join()
-        for replica in (frozen, other):
+        for replica in (frozen, running):
             replica.kill()
-    assert [*frozen.errors, *other.errors] == []
+    assert [*frozen.errors, *running.errors] == []
     return frozen.count_logged("sum-overtaken")

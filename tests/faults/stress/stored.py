@@ -118,18 +118,18 @@ def _members(session: Session, federation_id: str) -> dict[str, str]:
     query = select(ClientKeyRow.public_key, ClientRow.id).join(
         ClientRow, ClientRow.id == ClientKeyRow.client_id
     )
-    found = session.execute(query.where(ClientRow.federation_id == federation_id)).all()
-    assert len(found) == len({client for _, client in found}), "a client has two keys"
-    return {key: client for key, client in found}
+    keys = session.execute(query.where(ClientRow.federation_id == federation_id)).all()
+    assert len(keys) == len({client for _, client in keys}), "a client has two keys"
+    return {key: client for key, client in keys}
 
 
 def _check_rounds(session: Session, federation_id: str, clients: int, rounds: int) -> None:
-    found = session.execute(
+    rows = session.execute(
         select(RoundRow.number, RoundRow.state)
         .where(RoundRow.federation_id == federation_id)
         .order_by(RoundRow.number)
     )
-    assert [tuple(row) for row in found] == [(number, "published") for number in range(1, rounds + 1)]
+    assert [tuple(row) for row in rows] == [(number, "published") for number in range(1, rounds + 1)]
     updates = list(session.scalars(select(UpdateRow).where(UpdateRow.federation_id == federation_id)))
     assert [row.id for row in updates if row.reject_reason is not None] == []
     counted = [(row.client_id, row.round_number) for row in updates]
@@ -230,13 +230,13 @@ def published(session: Session) -> Published:
     Raises:
         AssertionError: it is not what its digest names.
     """
-    found: Published = {}
+    digests: Published = {}
     query = select(WeightsRow, ClientRow.name).join(ClientRow, ClientRow.id == WeightsRow.client_id)
     for row, name in session.execute(query):
         body = _body(session, row)
         assert digest_of(body) == row.digest, f"weights of round {row.round_number} are something else"
-        found[name, row.round_number] = digest_of(values_of(body))
-    return found
+        digests[name, row.round_number] = digest_of(values_of(body))
+    return digests
 
 
 def published_in(database_url: str) -> Published:

@@ -85,7 +85,7 @@ class SummedAgent(StressAgent):
     def _sum(self, number: int, values: str) -> None:
         """Take part in the session of a round, and wait for its outcome."""
         client = SumClient(self.silo, number, values=values, patience=PATIENCE_SECONDS)
-        status = self._status(client, lambda found: found.terms is not None)
+        status = self._status(client, lambda status: status.terms is not None)
         assert status.terms is not None
         client.accept(status.terms, *roster_of(self._admin, self.silo.federation_id))
         assert client.input is not None
@@ -97,7 +97,7 @@ class SummedAgent(StressAgent):
             if answer.status_code == 409 and slug(answer) == "phase-mismatch" and step == UNMASK:
                 break  # it was accepted, its answer was lost, and the sum has been opened since
             assert answer.status_code in (200, 201), answer.text
-        outcome = self._status(client, lambda found: found.outcome is not None).outcome
+        outcome = self._status(client, lambda status: status.outcome is not None).outcome
         assert outcome is not None
         self.outcomes[number] = outcome
 

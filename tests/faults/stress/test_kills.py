@@ -19,18 +19,18 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 
 
 def test_kills_at_marked_places_lose_no_update(database_url: str, tmp_path: Path) -> None:
-    found = kills.at_every_place(database_url, tmp_path, Trial(clients=4, rounds=8))
-    assert sorted([*found.died_at, *kills.OF_SUMS, *kills.OF_MOVES, *kills.OF_OWNERS]) == sorted(PLACES)
+    outcome = kills.at_every_place(database_url, tmp_path, Trial(clients=4, rounds=8))
+    assert sorted([*outcome.died_at, *kills.OF_SUMS, *kills.OF_MOVES, *kills.OF_OWNERS]) == sorted(PLACES)
 
 
 def test_kills_at_places_of_a_sum_are_harmless(database_url: str, tmp_path: Path) -> None:
-    found = kills.at_every_place_of_a_sum(database_url, tmp_path, SummedTrial())
-    assert found.died_at == kills.OF_SUMS
+    outcome = kills.at_every_place_of_a_sum(database_url, tmp_path, SummedTrial())
+    assert outcome.died_at == kills.OF_SUMS
 
 
 def test_kills_at_random_moments_lose_no_update(database_url: str, tmp_path: Path) -> None:
-    found = kills.at_random(database_url, tmp_path, Trial(clients=8, rounds=12), seed=7, every=1.5)
-    assert len(found.died_at) >= 3
+    outcome = kills.at_random(database_url, tmp_path, Trial(clients=8, rounds=12), seed=7, every=1.5)
+    assert len(outcome.died_at) >= 3
 
 
 def test_kills_during_moves_to_a_store_are_harmless(
@@ -41,8 +41,8 @@ def test_kills_during_moves_to_a_store_are_harmless(
     store = folder.as_uri()
     trial, settings = Trial(clients=4, rounds=12), {"TESSERA_PAYLOAD_STORE": store}
     with moving_everything(database_url, store) as movers:
-        found = kills.at_random(database_url, tmp_path, trial, seed=8, every=2.0, **settings)
-    assert found.died_at
+        outcome = kills.at_random(database_url, tmp_path, trial, seed=8, every=2.0, **settings)
+    assert outcome.died_at
     assert not movers.failures
     assert movers.swept >= movers.died_at.count("payload-put")
     assert set(movers.died_at) == set(kills.OF_MOVES)

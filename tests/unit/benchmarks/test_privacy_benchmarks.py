@@ -19,12 +19,12 @@ from schemas.messages.federations import AdapterPlan, TrainingPlan
 def test_mass_is_split_over_cluster_self_and_others() -> None:
     east, north, up = np.eye(3, dtype=np.float32)
 
-    def of(*vectors: np.ndarray) -> tuple[float, float, float]:
+    def mass_of(*vectors: np.ndarray) -> tuple[float, float, float]:
         return mass(["a", "a", "b", "b"], [Sketch(vector, 1.0) for vector in vectors])
 
-    assert of(east, east, north, north) == pytest.approx((1, 0, 0))
-    assert of(east, north, east, north) == pytest.approx((0, 0, 1))
-    assert of(east, north, up, -east) == pytest.approx((0, 1, 0))
+    assert mass_of(east, east, north, north) == pytest.approx((1, 0, 0))
+    assert mass_of(east, north, east, north) == pytest.approx((0, 0, 1))
+    assert mass_of(east, north, up, -east) == pytest.approx((0, 1, 0))
 
 
 @pytest.mark.long
@@ -89,7 +89,7 @@ def test_private_utility_compares_alone_and_federated(tmp_path: Path) -> None:
         for epsilon, noise in ((None, None), (8.0, mechanism))
         for federated in (False, True)
     ]
-    assert len({one.loss for one in measured}) == 4
+    assert len({run.loss for run in measured}) == 4
     table = private_utility.table(measured, [None, 8.0], lambda _: mechanism)
     assert [row[0] for row in table] == ["no noise", "8"]
     assert private_utility.stored(tmp_path / "none.json", {}) == []

@@ -228,12 +228,14 @@ def test_a_killed_comparison_resumes_with_equal_results(tmp_path: Path, start: S
     process = start(tmp_path, *arguments)
     out = tmp_path / "out"
     wait_until(
-        lambda: (out / "cells" / "fedmosaic-seed-0" / "clients").exists(), seconds=400, what="a federated run"
+        lambda: (out / "cells" / "fedmosaic-seed-0" / "clients").exists(),
+        seconds=400,
+        event="a federated run",
     )
     children = psutil.Process(process.pid).children(recursive=True)
     process.send_signal(signal.SIGKILL)
     process.communicate()
-    wait_until(lambda: not any(worker.is_running() for worker in children), what="the end of its processes")
+    wait_until(lambda: not any(worker.is_running() for worker in children), event="the end of its processes")
     first = (out / "cells" / "local-seed-0" / "result.json").read_bytes()
     process = start(tmp_path, *arguments)
     printed, stderr = process.communicate(timeout=400)
@@ -279,10 +281,10 @@ def test_ctrl_c_leaves_no_process_and_explains_resuming(tmp_path: Path, start: S
     write_study(tmp_path, more=long)
     process = start(tmp_path, "--seeds", "0", "--workers", "2", "--methods", "long,long_together")
     out = tmp_path / "out"
-    wait_until(lambda: list(out.glob("cells/*/log.txt")), seconds=400, what="a run")
+    wait_until(lambda: list(out.glob("cells/*/log.txt")), seconds=400, event="a run")
     children = psutil.Process(process.pid).children(recursive=True)
     process.send_signal(signal.SIGINT)
     _, stderr = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "repeat the command to run the remaining ones" in stderr
-    wait_until(lambda: not any(worker.is_running() for worker in children), what="the end of its processes")
+    wait_until(lambda: not any(worker.is_running() for worker in children), event="the end of its processes")

@@ -184,7 +184,7 @@ def test_a_killed_silo_worker_costs_no_round(
     monkeypatch.setenv("RAY_TMPDIR", "/tmp")  # the paths of its sockets must be short
     process = begun(tmp_path, "ray", *method, "--engine", "ray", "--silo-workers", "2", "--json")
     pattern = "tessera-compare-*/cells/*/clients/*/*/rounds/000001/trained.safetensors"
-    wait_until(lambda: list(tmp_path.glob(pattern)), seconds=900, what="the first trained silo")
+    wait_until(lambda: list(tmp_path.glob(pattern)), seconds=900, event="the first trained silo")
     for worker in silo_workers():
         worker.kill()
     printed, stderr = process.communicate(timeout=1400)

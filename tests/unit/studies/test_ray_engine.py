@@ -102,8 +102,8 @@ def test_a_killed_worker_loses_its_cell_only(tmp_path: Path) -> None:
     )
     assert process.stderr is not None
     stderr = process.stderr
-    wait_until(lambda: "local, seed 0: started" in stderr.readline(), seconds=400, what="the run")
-    (worker,) = wait_until(lambda: workers_of(process), seconds=400, what="a worker")
+    wait_until(lambda: "local, seed 0: started" in stderr.readline(), seconds=400, event="the run")
+    (worker,) = wait_until(lambda: workers_of(process), seconds=400, event="a worker")
     worker.kill()
     _, printed = process.communicate(timeout=600)
     assert process.returncode == 1
@@ -122,15 +122,15 @@ def test_ctrl_c_and_a_kill_leave_no_process(tmp_path: Path, number: signal.Signa
     process = begun(
         tmp_path, "out", "--methods", "endless", "--seeds", "0", "--engine", "ray", "--workers", "2"
     )
-    wait_until(lambda: workers_of(process), seconds=400, what="a worker")
-    wait_until(lambda: list(tmp_path.glob("out/coordinator/tessera.db")), seconds=400, what="a coordinator")
+    wait_until(lambda: workers_of(process), seconds=400, event="a worker")
+    wait_until(lambda: list(tmp_path.glob("out/coordinator/tessera.db")), seconds=400, event="a coordinator")
     children = processes_of(process)
     process.send_signal(number)
     _, stderr = process.communicate(timeout=120)
     if number is signal.SIGINT:
         assert process.returncode == 130
         assert "repeat the command to run the remaining ones" in stderr
-    wait_until(lambda: not any(child.is_running() for child in children), what="the end of its processes")
+    wait_until(lambda: not any(child.is_running() for child in children), event="the end of its processes")
 
 
 @needs_ray

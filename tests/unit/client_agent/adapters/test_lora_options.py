@@ -100,9 +100,9 @@ def test_dropout_acts_in_training_only_and_keeps_mean(tiny: Callable[..., BaseMo
     with torch.no_grad():
         whole = layer.eval()(x)
         assert torch.equal(layer(x), whole)
-        some = layer.train()(x.expand(20_000, 8))
-    assert not torch.allclose(some[0], whole[0])
-    torch.testing.assert_close(some.mean(0, keepdim=True), whole, rtol=0.05, atol=0.05)
+        dropped = layer.train()(x.expand(20_000, 8))
+    assert not torch.allclose(dropped[0], whole[0])
+    torch.testing.assert_close(dropped.mean(0, keepdim=True), whole, rtol=0.05, atol=0.05)
 
 
 def test_dropout_follows_from_seed_and_round(tiny: Callable[..., BaseModel], examples: list[Example]) -> None:

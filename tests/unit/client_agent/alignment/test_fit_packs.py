@@ -217,8 +217,8 @@ def test_captured_gradients_equal_autograd_and_leave_no_hooks(tiny: Callable[...
         torch.nn.functional.cross_entropy(logits, targets, reduction="sum"), weight
     )
     weight.requires_grad_(False)
-    got = torch.einsum("nto,nti->oi", result.g["b0.v"], result.h[site.source])
-    torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4 * expected.abs().max().item())
+    gradient = torch.einsum("nto,nti->oi", result.g["b0.v"], result.h[site.source])
+    torch.testing.assert_close(gradient, expected, rtol=1e-4, atol=1e-4 * expected.abs().max().item())
     assert not any(module._forward_hooks for module in base.model.modules())
     assert not any(p.requires_grad or p.grad is not None for p in base.model.parameters())
 

@@ -22,7 +22,7 @@ from client_agent.model.loading import BaseModel, load_base_model
 from client_agent.model.tokens import NO_TARGET
 from schemas.messages.alignment import Anchor, PackErrors
 from schemas.messages.federations import AdapterPlan, AlignmentPlan
-from tests.scene.tiny_models import SPECIAL, random_model
+from tests.scene.tiny_models import SPECIAL, as_fast_tokenizer, random_model
 
 EXAMPLES = Path(__file__).parents[4] / "examples"
 ADAPTER = AdapterPlan(rank=4, blocks=2, roles=("v", "down"))
@@ -60,14 +60,7 @@ def tokenizer_of(kind: str) -> PreTrainedTokenizerFast:
     tokenizer.post_processor = processors.TemplateProcessing(
         single="<bos> $A", special_tokens=[("<bos>", SPECIAL.index("<bos>"))]
     )
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        pad_token="<pad>",
-        bos_token="<bos>",
-        eos_token="<eos>",
-        unk_token="<unk>",
-        clean_up_tokenization_spaces=False,
-    )
+    return as_fast_tokenizer(tokenizer)
 
 
 @pytest.fixture(scope="module")

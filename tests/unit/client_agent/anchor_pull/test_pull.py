@@ -34,7 +34,7 @@ from schemas.messages.adapter_plan import AdapterPlan
 from schemas.messages.alignment import Anchor
 from schemas.messages.federations import TrainingPlan
 from tests.scene.agent_commands import tessera
-from tests.scene.local_training import train_one_round
+from tests.scene.local_training import losses_along, train_one_round
 from tests.scene.models import inject_random_pq
 from tests.scene.silo_config import config
 
@@ -52,12 +52,12 @@ def adapted(
 ) -> Iterator[tuple[BaseModel, Adapter]]:
     base = tiny()
     if request.param == "lora":
-        made: Adapter = inject_lora(base, LORA)
+        injected: Adapter = inject_lora(base, LORA)
     elif request.param == "pq and lora":
-        made = inject_random_pq(base, BESIDE)
+        injected = inject_random_pq(base, BESIDE)
     else:
-        made = inject_random_pq(base, PQ, gated=request.param == "gated")
-    with made as adapter:
+        injected = inject_random_pq(base, PQ, gated=request.param == "gated")
+    with injected as adapter:
         yield base, adapter
 
 
@@ -97,15 +97,7 @@ def test_pull_is_the_divergence_from_the_bare_model(adapted: tuple[BaseModel, Ad
 def test_steps_along_the_pull_restore_the_model(adapted: tuple[BaseModel, Adapter]) -> None:
     base, adapter = adapted
     disturb(adapter)
-    penalty, parameters = pull_to_bare(base, ANCHORS[:4], 1.0, PLAN), adapter.named_parameters()
-    optimiser = torch.optim.Adam(parameters.values(), lr=0.02)
-    losses = []
-    for _ in range(12):
-        loss = penalty(parameters)
-        optimiser.zero_grad()
-        loss.backward()
-        optimiser.step()
-        losses.append(loss.item())
+    losses = losses_along(pull_to_bare(base, ANCHORS[:4], 1.0, PLAN), adapter, 0.02)
     assert losses[-1] < 0.3 * losses[0]
 
 

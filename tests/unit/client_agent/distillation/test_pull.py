@@ -18,6 +18,7 @@ from client_agent.rounds.train import total_penalty
 from schemas.messages.adapter_plan import AdapterPlan
 from schemas.messages.alignment import Anchor
 from schemas.wire.outputs import VALUES, Outputs
+from tests.scene.local_training import losses_along
 
 WORDS = ("abc", "xyz")
 ANCHORS = [Anchor(id=word, prompt=f"rev {word}=", answer=word[::-1]) for word in WORDS]
@@ -41,16 +42,7 @@ def certain_outputs(byte: str, rows: int) -> Outputs:
 
 def test_client_learns_confident_outputs_of_peers(setting: Setting) -> None:
     _, adapter, public = setting
-    penalty = pull_to_peers(public, certain_outputs("q", public.rows), 1.0)
-    parameters = adapter.named_parameters()
-    optimiser = torch.optim.Adam(parameters.values(), lr=0.05)
-    losses = []
-    for _ in range(12):
-        loss = penalty(parameters)
-        optimiser.zero_grad()
-        loss.backward()
-        optimiser.step()
-        losses.append(loss.item())
+    losses = losses_along(pull_to_peers(public, certain_outputs("q", public.rows), 1.0), adapter, 0.05)
     assert losses[-1] < losses[0] - 0.3
 
 

@@ -199,6 +199,7 @@ def test_coordinator_that_continued_without_client_is_accepted(scene: BackedUpFe
     scene.back_up()
     scene.run_round()
     scene.restore()
+    assert next_brief(scene.participant).round == 2
     joined = scene.participant.session.api.join(scene.federation_id, 2, None)
     offer = scene.compare_state()
     assert offer.offered is not None

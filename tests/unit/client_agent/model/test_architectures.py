@@ -262,10 +262,10 @@ def test_alignment_captures_gradient_and_input_of_each_role(each_architecture: B
         (gradient,) = torch.autograd.grad(loss, weight)
         weight.requires_grad_(False)
         gradient = gradient.T if isinstance(site.linear, Conv1D) else gradient
-        got = torch.einsum("nto,nti->oi", result.g[site.name], result.h[site.source])
-        assert got.shape == (site.d_out, site.d_in)
+        computed = torch.einsum("nto,nti->oi", result.g[site.name], result.h[site.source])
+        assert computed.shape == (site.d_out, site.d_in)
         expected = gradient[site.rows]
-        torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4 * expected.abs().max().item())
+        torch.testing.assert_close(computed, expected, rtol=1e-4, atol=1e-4 * expected.abs().max().item())
 
 
 def test_sketch_is_finite_for_all_architectures(

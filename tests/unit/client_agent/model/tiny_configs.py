@@ -102,10 +102,10 @@ def tiny_model(model_type: str, **changes: object) -> PreTrainedModel:
     """Build a tiny random model of a `model_type`, in evaluation mode."""
     config = tiny_config(model_type, **changes)
     with torch.device("meta"):
-        size = sum(p.numel() for p in _of(config).parameters())
+        size = sum(p.numel() for p in _model_of(config).parameters())
     assert size < LARGEST, f"{model_type} has {size} parameters: add an awkward size"
     torch.manual_seed(0)
-    return _of(config).eval()
+    return _model_of(config).eval()
 
 
 def tiny_config(model_type: str, **changes: object) -> PreTrainedConfig:
@@ -138,5 +138,5 @@ def _sizes(kind: Any) -> dict[str, object]:
     return sizes | parts
 
 
-def _of(config: PreTrainedConfig) -> PreTrainedModel:
+def _model_of(config: PreTrainedConfig) -> PreTrainedModel:
     return cast(PreTrainedModel, cast(Any, AutoModelForCausalLM).from_config(config))

@@ -342,11 +342,11 @@ def test_unreadable_export_folder_stops_no_training(
     settings = settled()
     participant = exporting(started(**PLAN), settings)
 
-    def gone(self: ServedFolder, name: str) -> list[int]:
+    def raise_stale(self: ServedFolder, name: str) -> list[int]:
         raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
 
     with monkeypatch.context() as patch:
-        patch.setattr(ServedFolder, "numbers", gone)
+        patch.setattr(ServedFolder, "numbers", raise_stale)
         take_part(participant, next_brief(participant))
     assert "cannot be read (Stale file handle); trying again" in caplog.text
     participant.keep_revisions(participant)

@@ -153,15 +153,17 @@ def test_final_weights_are_scored_and_sent_once(served: Served, started: Enrolle
 
 
 @pytest.mark.parametrize(
-    ("final", "earlier", "kept"),
+    ("final", "earlier", "is_kept"),
     [(0.5, 0.4, False), (0.4, 0.4, True), (0.3, 0.4, True), (None, 0.4, True), (0.5, None, True)],
 )
-def test_final_weights_are_kept_unless_worse(final: float | None, earlier: float | None, kept: bool) -> None:
+def test_final_weights_are_kept_unless_worse(
+    final: float | None, earlier: float | None, is_kept: bool
+) -> None:
     loss = {LOSS: Score(value=1.0, count=1)}
     scores = FinalScores(scores=loss, validation_loss=final, earlier_loss=earlier)
-    assert scores.are_kept == kept
+    assert scores.are_kept == is_kept
     assert scores.choice.startswith(
-        "the final weights are kept" if kept else "the model of the last round is kept"
+        "the final weights are kept" if is_kept else "the model of the last round is kept"
     )
 
 

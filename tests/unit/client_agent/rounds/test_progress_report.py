@@ -25,11 +25,11 @@ def test_progress_report_sends_newest_step_of_whole_round() -> None:
 
     with ProgressReports(send, with_loss=True, seconds=0.01) as reports:
         reports(STEP, 4, 8)
-        wait_until(lambda: bool(sent), what="a report")
+        wait_until(lambda: bool(sent), event="a report")
     assert sent[0] == Progress(step=6, steps=8, loss=1.5, tokens_per_second=50.0, seconds_left=4.0)
     with ProgressReports(send, with_loss=False, seconds=0.01) as reports:
         reports(STEP, 0, 4)
-        wait_until(lambda: len(sent) > 1, what="a report")
+        wait_until(lambda: len(sent) > 1, event="a report")
     assert sent[-1].loss is None
 
 
@@ -53,7 +53,7 @@ def test_training_neither_waits_for_reports_nor_fails(caplog: pytest.LogCaptureF
         for number in range(4, 10):
             before = len(calls)
             reports(Step(number, 9, 1.0, 100, 1.0), 0, 9)
-            wait_until(lambda before=before: len(calls) > min(before, 2), what="a try")
+            wait_until(lambda before=before: len(calls) > min(before, 2), event="a try")
     assert len(calls) == 3, "a refusal for good ends the reports"
     assert caplog.text.count("shows no progress of this round") == 1
 
@@ -79,4 +79,4 @@ def test_unusable_numbers_of_a_trainer_are_skipped(step: Step) -> None:
     with ProgressReports(send, with_loss=True, seconds=0.001) as reports:
         reports(step, 0, 4)
         reports(STEP, 0, 4)
-        wait_until(lambda: bool(sent) and sent[-1].step == STEP.number, what="the usable report")
+        wait_until(lambda: bool(sent) and sent[-1].step == STEP.number, event="the usable report")

@@ -26,7 +26,9 @@ from tests.scene.waiting import wait_until
 PLAN = federation_plan(rounds={"total": 2, "min_clients": 2})
 
 
-def _newest(number: int, state: Any, joined: int = 2, arrived: int = 0) -> RoundSummary:
+def _newest(
+    number: int, state: Any, joined: int = 2, arrived: int = 0, advice: str | None = None
+) -> RoundSummary:
     return RoundSummary(
         round=number,
         state=state,
@@ -38,6 +40,7 @@ def _newest(number: int, state: Any, joined: int = 2, arrived: int = 0) -> Round
         seconds={},
         bytes=Traffic(up=0, down=0),
         scores=None,
+        advice=advice,
     )
 
 
@@ -46,6 +49,10 @@ def _newest(number: int, state: Any, joined: int = 2, arrived: int = 0) -> Round
     [
         (None, "waiting for round 1: the operator has not started the federation"),
         (_newest(1, "open", joined=1), "waiting for round 1: 1 of 2 has joined"),
+        (
+            _newest(1, "open", joined=0, advice="1 of 2 required clients is a member; enrol another"),
+            "waiting for round 1: 0 of 2 have joined; 1 of 2 required clients is a member; enrol another",
+        ),
         (_newest(1, "collecting", arrived=1), "waiting for round 2: 1 of 2 has delivered"),
         (_newest(1, "collecting", joined=3, arrived=2), "waiting for round 2: 2 of 3 have delivered"),
         (_newest(2, "collecting", arrived=1), "waiting for the final weights: 1 of 2 has delivered"),

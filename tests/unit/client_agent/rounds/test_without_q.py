@@ -36,7 +36,9 @@ def federation(served: Served, mix: str, **adapter: bool) -> str:
     )
 
 
-def require_shared(served: Served, federation_id: str, folder: Path, mix: str, *, bias: bool) -> None:
+def assert_mixtures_are_served(
+    served: Served, federation_id: str, folder: Path, mix: str, *, bias: bool
+) -> None:
     """Take part in both rounds; check that both sides have the layout, and that mixtures are served."""
     layout = pq_layout(MODULES, 4, bias=bias)
     served.start_federation(federation_id)
@@ -58,7 +60,7 @@ def require_shared(served: Served, federation_id: str, folder: Path, mix: str, *
 def test_agents_train_send_and_receive_p_only(mix: str, served: Served, tmp_path: Path) -> None:
     federation_id = federation(served, mix, bias=False)
     assert served.admin.get(f"/v1/federations/{federation_id}").json()["plan"]["adapter"]["bias"] is False
-    require_shared(served, federation_id, tmp_path, mix, bias=False)
+    assert_mixtures_are_served(served, federation_id, tmp_path, mix, bias=False)
 
 
 def test_stored_plan_without_bias_field_trains_q(served: Served, tmp_path: Path) -> None:
@@ -67,4 +69,4 @@ def test_stored_plan_without_bias_field_trains_q(served: Served, tmp_path: Path)
         plan = dict(store.federation(session, federation_id).plan)
         plan["adapter"] = {name: value for name, value in plan["adapter"].items() if name != "bias"}
         session.execute(update(FederationRow).where(FederationRow.id == federation_id).values(plan=plan))
-    require_shared(served, federation_id, tmp_path, "replace", bias=True)
+    assert_mixtures_are_served(served, federation_id, tmp_path, "replace", bias=True)

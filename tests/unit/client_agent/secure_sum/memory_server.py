@@ -272,7 +272,7 @@ def change_answers(monkeypatch: pytest.MonkeyPatch, step: int, lie: Any) -> None
     honest = MemoryCalls.answer
 
     def answer(self: MemoryCalls, session: int, number: int) -> bytes | NoOpenRound:
-        found = honest(self, session, number)
-        return lie(self, found) if number == step and isinstance(found, bytes) else found
+        answer_body = honest(self, session, number)
+        return lie(self, answer_body) if number == step and isinstance(answer_body, bytes) else answer_body
 
     monkeypatch.setattr(MemoryCalls, "answer", answer)

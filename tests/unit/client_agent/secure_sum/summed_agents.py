@@ -73,9 +73,9 @@ class Agent:
 
     def input(self, round_number: int = 1) -> NDArray[np.int64]:
         """Return the encoded input in this agent's folder."""
-        wanted: FederationPlan = self.participant.session.manifests.plan
+        federation_plan: FederationPlan = self.participant.session.manifests.plan
         content, layout = self.folder(round_number).read(INPUT), self.layout(round_number)
-        return SumInput.from_bytes(content, segments_of(wanted, layout)).values.astype(np.int64)
+        return SumInput.from_bytes(content, segments_of(federation_plan, layout)).values.astype(np.int64)
 
 
 @dataclass
@@ -106,12 +106,12 @@ def agents_of(
     served: Served,
     silo: Silo,
     folder: Path,
-    wanted: dict[str, Any],
+    changed_plan: dict[str, Any],
     clients: int,
     transport: Transport = lambda name: None,
 ) -> Iterator[Agents]:
     """Enrol agents in a new federation."""
-    federation_id = served.federation(**wanted)
+    federation_id = served.federation(**changed_plan)
     with ExitStack() as stack:
 
         def api(key: Any = None, server_key: str | None = None, **options: Any) -> CoordinatorApi:

@@ -32,8 +32,8 @@ HALF = 2**-10  # experts are float16, rounded up or down
 
 
 def bank_plan(total: int, **options: Any) -> dict[str, Any]:
-    wanted = plan(CLIENTS, total=total)
-    return wanted | {"strategy": {"name": "fed_vemoe", "options": {"experts": 2, "grace": 9, **options}}}
+    summed_plan = plan(CLIENTS, total=total)
+    return summed_plan | {"strategy": {"name": "fed_vemoe", "options": {"experts": 2, "grace": 9, **options}}}
 
 
 def choice(agent: Agent, number: int) -> tuple[tuple[int, ...], dict[int, float]]:

@@ -51,7 +51,7 @@ def test_agents_are_counted_and_then_summed(
 
 
 def _input(agent: Agent) -> np.ndarray:
-    wanted = agent.participant.session.manifests.plan
-    segments = segments_of(wanted, agent.layout(), ("reject",))
+    federation_plan = agent.participant.session.manifests.plan
+    segments = segments_of(federation_plan, agent.layout(), ("reject",))
     assert [segment.name for segment in segments[-3:]] == ["new.A", "new.B", "new.weight"]
     return SumInput.from_bytes(agent.folder().read(INPUT), segments).values.astype(np.int64)

@@ -123,7 +123,7 @@ def test_member_that_unmasked_joins_no_second_sum(tmp_path: Path) -> None:
 
 
 def test_unreadable_answer_is_requested_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    change_answers(monkeypatch, 0, lambda calls, found: b"<html>gateway</html>")
+    change_answers(monkeypatch, 0, lambda calls, body: b"<html>gateway</html>")
     members = members_of(tmp_path, 3)
     errors = run_all(members)
     assert all(isinstance(error, AnswerUnreadable) for error in errors.values())

@@ -128,12 +128,13 @@ def _check_exact(served: Served, agents: Agents, counted: list[Agent]) -> None:
     session = counted[0].participant.session
     brief = session.api.current_round(agents.federation_id)
     assert isinstance(brief, FinishedBrief)
-    layout, wanted = counted[0].layout(), session.manifests.plan
+    layout, federation_plan = counted[0].layout(), session.manifests.plan
     published = read_weights(session.api.weights(agents.federation_id, brief.round).body, layout)
     zeros = zero_tensors(layout)
-    start = {name: from_start(name, zeros.__getitem__, wanted.training.seed, layout) for name in layout}
+    seed = federation_plan.training.seed
+    start = {name: from_start(name, zeros.__getitem__, seed, layout) for name in layout}
     at = 0
-    for segment in segments_of(wanted, layout):
+    for segment in segments_of(federation_plan, layout):
         if segment.name in ("A", "B"):
             mean = (
                 total[at : at + segment.values]
@@ -154,7 +155,7 @@ def _check_no_secret_is_open(
     assert thief.commits > 20
     assert len(secrets.drawn) == AGENTS
     traffic = [body for exchange in wire.exchanges for body in (exchange.sent, exchange.received)]
-    seen = b"\0".join([*traffic, *stolen, *thief.messages.values()])
+    visible = b"\0".join([*traffic, *stolen, *thief.messages.values()])
     terms = _terms(served)
     modulus = Modulus(terms.modulus)
     inputs = [agent.input() for agent in agents.agents]
@@ -163,7 +164,7 @@ def _check_no_secret_is_open(
         for values in inputs
         for form in (modulus.pack(values.astype(modulus.word)), values.astype("<i4").tobytes())
     ]
-    assert not [secret for secret in (*secrets.forms(), *packed) if secret in seen]
+    assert not [secret for secret in (*secrets.forms(), *packed) if secret in visible]
     unmasked = _sent(wire, agents, terms, 4)
     shares = shares_in({n: UnmaskStep.model_validate_json(body) for n, body in unmasked.items()})
     assert shares == thief.shares(next(iter(thief.sessions())))

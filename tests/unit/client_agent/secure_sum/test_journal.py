@@ -145,14 +145,14 @@ def test_other_input_under_the_same_keys_is_refused(tmp_path: Path) -> None:
     members = members_of(tmp_path, 3)
     member = members[0]
     member.calls.stop_before = 2  # it has keys and shares, and has stored its masked vector
-    for other in members[1:]:
-        other.calls.stop_before = 2
+    for peer in members[1:]:
+        peer.calls.stop_before = 2
     assert len(run_all(members)) == 3
     masked = member.journal.open(1).sent(2)
     with pytest.raises(SessionAborted, match="another message"):
         member.journal.open(1).store_sent(2, b"\x00" * len(masked))
-    for other in members:
-        other.calls.stop_before = 9
+    for peer in members:
+        peer.calls.stop_before = 9
     member.values = member.values + 1  # training was repeated, or the input was rounded anew
     member.input_digest = OTHER
     server = member.calls.server

@@ -150,7 +150,7 @@ def opened(agents: Agents, group: str) -> bool:
         SumTerms.model_validate_json(file.read_bytes())
         for file in agents.agents[1].folder(1).path.glob("terms-*.json")
     ]
-    summed = [one for one in terms if one.kind == "sum"]
+    summed = [term for term in terms if term.kind == "sum"]
     if not summed or group not in groups_of(summed[0].segments):
         return False
     total, begin = total_of(agents.served, agents.federation_id), 0
@@ -180,7 +180,7 @@ def test_liar_is_refused_by_members(served: Served, silo: Silo, tmp_path: Path, 
         view = run_round_with_liar(agents, group)
         assert not opened(agents, group)
         progress = [read_progress(agent.folder(1)) for agent in agents.agents[1:]]
-    assert all(one is not None and "each count is 0 or 1" in (one.reason or "") for one in progress)
+    assert all(report is not None and "each count is 0 or 1" in (report.reason or "") for report in progress)
     assert (view["state"], view["reason"]) == ("abandoned", "secure-sum-failed")
     assert [session["state"] for session in view["secure_sum"]["sessions"]] == ["aborted"]
 

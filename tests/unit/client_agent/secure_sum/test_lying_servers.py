@@ -65,17 +65,17 @@ def test_terms_of_an_unannounced_session_are_refused(tmp_path: Path) -> None:
         member.run()
 
 
-def _without_self(calls: MemoryCalls, found: bytes) -> bytes:
+def _without_self(calls: MemoryCalls, body: bytes) -> bytes:
     closed = [n for n in calls.server.closed[1, 2] if n != calls.position]
     return intake.masked_answer(calls.server.terms, dict.fromkeys(closed)).model_dump_json().encode()
 
 
-def _too_few(calls: MemoryCalls, found: bytes) -> bytes:
+def _too_few(calls: MemoryCalls, body: bytes) -> bytes:
     few = calls.position, (calls.position + 1) % 5
     return intake.masked_answer(calls.server.terms, dict.fromkeys(few)).model_dump_json().encode()
 
 
-def _different_sets(calls: MemoryCalls, found: bytes) -> bytes:
+def _different_sets(calls: MemoryCalls, body: bytes) -> bytes:
     """Show every member a set that lacks another one."""
     closed = [n for n in range(5) if n != (calls.position + 1) % 5]
     return intake.masked_answer(calls.server.terms, dict.fromkeys(closed)).model_dump_json().encode()

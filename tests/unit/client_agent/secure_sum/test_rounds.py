@@ -60,9 +60,9 @@ def test_round_publishes_the_exact_sum(
     masking: str, strategy: str, served: Served, silo: Silo, tmp_path: Path
 ) -> None:
     wire = Wire()
-    wanted = plan(3, masking=masking) | {"strategy": {"name": strategy}}
-    wanted["privacy"]["roster_policy"] = "tofu" if strategy == "ffa_lora" else "server"
-    with agents_of(served, silo, tmp_path, wanted, 3, wire.transport) as agents:
+    changed_plan = plan(3, masking=masking) | {"strategy": {"name": strategy}}
+    changed_plan["privacy"]["roster_policy"] = "tofu" if strategy == "ffa_lora" else "server"
+    with agents_of(served, silo, tmp_path, changed_plan, 3, wire.transport) as agents:
         agents.start()
         agents.train()
         assert not agents.sum()

@@ -27,8 +27,8 @@ class Exchange:
 
     @property
     def step(self) -> int | None:
-        found = STEP.search(self.path)
-        return int(found[2]) if found else None
+        match = STEP.search(self.path)
+        return int(match[2]) if match else None
 
 
 @dataclass
@@ -57,8 +57,8 @@ class _Recorded(httpx.BaseTransport):
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
         wire, path = self._wire, request.url.path
-        found = STEP.search(path)
-        if request.method == "PUT" and found and int(found[2]) >= wire.dies_before.get(self._agent, 9):
+        match = STEP.search(path)
+        if request.method == "PUT" and match and int(match[2]) >= wire.dies_before.get(self._agent, 9):
             raise Killed
         sent = b"".join(request.stream)  # type: ignore[arg-type]
         passed_on = httpx.Request(

@@ -155,18 +155,18 @@ def test_gradient_that_reaches_no_parameter_is_an_error(
 def test_shape_follows_from_the_text_and_public_numbers(base: BaseModel) -> None:
     plan = TrainingPlan(batch_size=4, max_length=40, learning_rate=0.01)
 
-    def of(length: int, answers: int, **changes: int) -> Shape:
+    def text_shape(length: int, answers: int, **changes: int) -> Shape:
         text = TokenizedText((5,) * length, (False,) * (length - answers) + (True,) * answers, ())
         return shape_of(text, base, 1000, plan.model_copy(update=changes))
 
-    assert of(9, 3) == of(16, 4) == Shape(6, 16, 4)  # four texts are drawn on average
-    assert of(16, 5) == Shape(6, 16, 16)
-    assert of(17, 2) == Shape(6, 20, 5)
-    assert [of(length, 2, max_length=999).width for length in (32, 33, 65)] == [32, 40, 80]
-    assert of(33, 2) == Shape(4, 40, 10)  # no wider than the plan's longest text
-    assert of(33, 2, batch_size=1) == Shape(1, 40, 10)
-    assert of(33, 2, accumulation=8, batch_size=64) == Shape(12, 40, 10)
-    assert of(513, 2, batch_size=8, max_length=4096).rows == 1  # long texts are computed alone
+    assert text_shape(9, 3) == text_shape(16, 4) == Shape(6, 16, 4)  # four texts are drawn on average
+    assert text_shape(16, 5) == Shape(6, 16, 16)
+    assert text_shape(17, 2) == Shape(6, 20, 5)
+    assert [text_shape(length, 2, max_length=999).width for length in (32, 33, 65)] == [32, 40, 80]
+    assert text_shape(33, 2) == Shape(4, 40, 10)  # no wider than the plan's longest text
+    assert text_shape(33, 2, batch_size=1) == Shape(1, 40, 10)
+    assert text_shape(33, 2, accumulation=8, batch_size=64) == Shape(12, 40, 10)
+    assert text_shape(513, 2, batch_size=8, max_length=4096).rows == 1  # long texts are computed alone
 
 
 def bits_of(

@@ -34,7 +34,7 @@ def run(
         return outcome, adapter.state()
 
 
-def same(first: dict[str, np.ndarray], second: dict[str, np.ndarray]) -> bool:
+def have_equal_arrays(first: dict[str, np.ndarray], second: dict[str, np.ndarray]) -> bool:
     return first.keys() == second.keys() and all(np.array_equal(first[name], second[name]) for name in first)
 
 
@@ -54,8 +54,8 @@ def test_training_is_reproducible_and_rounds_differ(
     base = tiny(attention_dropout=0.2)
     first, again, second = run(base, examples), run(base, examples), run(base, examples, number=2)
     assert first[0].losses == again[0].losses
-    assert same(first[1], again[1])
-    assert not same(first[1], second[1])
+    assert have_equal_arrays(first[1], again[1])
+    assert not have_equal_arrays(first[1], second[1])
 
 
 def test_training_leaves_global_random_state_unchanged(
@@ -87,9 +87,9 @@ def test_resumed_optimiser_state_equals_uninterrupted_training(
         adapter.load_private(private)
         stored = {name: values.copy() for name, values in first.optimiser_state.items()}
         resumed = train_examples(base, adapter, examples, PLAN, round_number=2, optimiser_state=stored)
-        assert same({**adapter.state(), **adapter.private_state()}, expected)
+        assert have_equal_arrays({**adapter.state(), **adapter.private_state()}, expected)
     assert resumed.losses == whole.losses
-    assert same(resumed.optimiser_state, whole.optimiser_state)
+    assert have_equal_arrays(resumed.optimiser_state, whole.optimiser_state)
 
 
 def test_optimiser_state_of_another_adapter_is_refused(
@@ -121,7 +121,7 @@ def test_checkpointing_changes_no_result(tiny: Callable[..., BaseModel], example
         run(base, examples, PLAN.model_copy(update={"gradient_checkpointing": True})),
     )
     assert plain[0].losses == saved[0].losses
-    assert same(plain[1], saved[1])
+    assert have_equal_arrays(plain[1], saved[1])
     assert not base.model.training
     assert not base.model.is_activation_checkpointing
 
@@ -165,7 +165,7 @@ def test_training_after_divergence_equals_a_fresh_one(
         adapter.load(start)
         outcome = train_examples(base, adapter, examples, PLAN)
         assert outcome.losses == expected.losses
-        assert same(adapter.state(), tensors)
+        assert have_equal_arrays(adapter.state(), tensors)
 
 
 def test_base_model_is_unchanged_by_training(tiny: Callable[..., BaseModel], examples: list[Example]) -> None:

@@ -83,8 +83,8 @@ def test_clients_are_served_the_mean_of_shared_modules(database: Database) -> No
     publish(database)
     stored = [split_tensors(client.values.astype(np.float64), client.layout) for client in everyone]
     for i, client in enumerate(everyone):
-        got = split_tensors(served_values(database, closed.clients[i], client.layout), client.layout)
-        for name, values in got.items():
+        served = split_tensors(served_values(database, closed.clients[i], client.layout), client.layout)
+        for name, values in served.items():
             module = name.rpartition(".")[0]
             peers = [
                 j

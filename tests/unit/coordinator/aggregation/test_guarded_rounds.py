@@ -42,8 +42,8 @@ def adapter(*direction: float, times: float = 1.0) -> dict[str, NDArray[np.float
 
 def served_vector(silo: Silo, number: int) -> NDArray[np.float32]:
     join(silo, number)
-    got = weights(silo, number)
-    return np.concatenate([got["b0.q.P"].ravel(), got["b0.q.Q"]])
+    served = weights(silo, number)
+    return np.concatenate([served["b0.q.P"].ravel(), served["b0.q.Q"]])
 
 
 def publish_first_round(
@@ -113,8 +113,8 @@ def test_a_newcomers_weights_resist_a_boosted_update(coordinator: Served) -> Non
     federation_id, _ = publish_first_round(
         coordinator, [adapter(1.0), adapter(1.0, 0.1), adapter(0.0, 1.0, times=900)]
     )
-    got = served_vector(coordinator.enrol(federation_id, "new"), 2)
-    assert np.linalg.norm(got) < 1.2
+    served = served_vector(coordinator.enrol(federation_id, "new"), 2)
+    assert np.linalg.norm(served) < 1.2
 
 
 def test_agreement_and_changes_exclude_the_start_of_lora(coordinator: Served) -> None:

@@ -57,8 +57,8 @@ def test_clients_are_served_the_mean_of_summed_updates(
     for published in published_sums(database, federation_id, federation_plan, 2):
         assert_close(published.served, published.expected, rounding(federation_plan, layout))
         for place in range(1, MEMBERS + 1):
-            other = served_state(database, federation_id, place, layout, published.number + 1)
-            assert_same_bytes(other, published.served)
+            state = served_state(database, federation_id, place, layout, published.number + 1)
+            assert_same_bytes(state, published.served)
         stored = model(database, federation_id, published.number)
         with database.read() as session:
             assert joint_digest(session, federation_id, published.number + 1) == stored.digest

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from schemas.messages.training import ANCHOR_PULL
 from schemas.wire.digests import digest_of
 from tests.scene.alignment import ANCHORS, PIVOT, aligned, put_pack, refusal
 from tests.scene.coordinator import Served
@@ -58,6 +59,15 @@ def test_a_pull_to_the_base_model_needs_texts(coordinator: Served) -> None:
     assert "training.anchor_pull" in answer.json()["detail"]
 
 
+def test_agents_without_the_pull_are_refused(coordinator: Served) -> None:
+    token = coordinator.enrolment_token(coordinator.federation(training={"anchor_pull": 0.1}), "a")
+    refused = coordinator.try_enrol(token, "a", capabilities=[])
+    assert refusal(refused) == (426, "capability-missing")
+    assert refused.json()["needed"] == ANCHOR_PULL
+    assert "training.anchor_pull" in refused.json()["detail"]
+    assert coordinator.try_enrol(token, "a", capabilities=[ANCHOR_PULL]).status_code == 201
+
+
 def test_bank_refuses_a_pull_to_the_base_model(coordinator: Served) -> None:
     plan = {
         "name": "bank",
@@ -73,7 +83,8 @@ def test_bank_refuses_a_pull_to_the_base_model(coordinator: Served) -> None:
 
 def test_random_frames_start_without_anchors(coordinator: Served) -> None:
     federation_id = aligned(coordinator, frames="random", has_anchors=False)
-    coordinator.start_federation(federation_id)
+    started = coordinator.admin.post(f"/v1/federations/{federation_id}/start")
+    assert (started.status_code, started.json()["state"]) == (200, "running")
 
 
 def test_anchors_with_duplicate_ids_are_refused(coordinator: Served) -> None:

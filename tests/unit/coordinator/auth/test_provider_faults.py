@@ -101,7 +101,7 @@ def test_waiting_threads_per_provider_have_a_maximum(monkeypatch: pytest.MonkeyP
         provider = provider_at(server.url)
         with ThreadPoolExecutor(WAITING) as threads:
             waiting = [threads.submit(provider.person, TOKEN) for _ in range(WAITING)]
-            wait_until(lambda: not provider._waiting._value, what="all of them")
+            wait_until(lambda: not provider._waiting._value, event="all of them")
             for _ in range(100):
                 with pytest.raises(ProviderDown):
                     provider.person(TOKEN)

@@ -255,7 +255,7 @@ def test_a_missing_extra_is_named(
     from schemas.command import main
 
     monkeypatch.setitem(sys.modules, "coordinator.server", None)
-    blocked = _without("sqlalchemy", "coordinator.server", "coordinator.errors")
+    blocked = _failing_import("sqlalchemy", "coordinator.server", "coordinator.errors")
     monkeypatch.setattr(sys, "meta_path", [blocked, *sys.meta_path])
     monkeypatch.delitem(sys.modules, "coordinator.server")
     monkeypatch.setattr(sys, "argv", ["tessera", "migrate"])
@@ -265,7 +265,7 @@ def test_a_missing_extra_is_named(
     assert "pip install '.[coordinator]'" in capsys.readouterr().err
 
 
-def _without(missing: str, *importers: str) -> Any:
+def _failing_import(missing: str, *importers: str) -> Any:
     """Return an import finder that raises as if the module `missing` were not installed."""
 
     class Finder:

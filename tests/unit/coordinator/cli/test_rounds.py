@@ -52,6 +52,13 @@ def test_a_round_shows_the_losses_of_each_client(coordinator: Served, federation
     assert shown == [["9.000", "0.500", "final"], ["9.000", "0.500", "trained"]]
 
 
+def test_an_open_round_says_that_members_are_missing(coordinator: Served) -> None:
+    federation_id, silos = running(coordinator)
+    coordinator.admin.delete(f"/v1/federations/{federation_id}/clients/{silos[0].client_id}")
+    shown = " ".join(Operator(coordinator, columns=80)("round", "show", federation_id).split())
+    assert "1 of 2 required clients is a member; enrol another client" in shown
+
+
 def test_client_lists_fit_long_names_and_whole_ids(coordinator: Served) -> None:
     federation_id = coordinator.federation()
     names = ["clinic-of-the-university-hospital-of-north-harbour", "aster"]

@@ -10,15 +10,15 @@ from tests.scene.coordinator import Served
 @pytest.mark.parametrize("path", ["/healthz", "/readyz", "/", "/page.js", "/v1/hello"])
 def test_head_has_the_fields_of_get(coordinator: Served, path: str) -> None:
     with coordinator.http() as http:
-        got, head = http.get(path), http.head(path)
+        response, head = http.get(path), http.head(path)
         again = http.get(path)
-    assert (got.status_code, head.status_code, again.status_code) == (200, 200, 200)
+    assert (response.status_code, head.status_code, again.status_code) == (200, 200, 200)
     assert head.content == b""
     ignored = {"date", "x-request-id"}
     assert {name: value for name, value in head.headers.items() if name not in ignored}.keys() == {
-        name for name in got.headers if name not in ignored
+        name for name in response.headers if name not in ignored
     }
-    assert head.headers["content-length"] == got.headers["content-length"]
+    assert head.headers["content-length"] == response.headers["content-length"]
 
 
 def test_head_of_events_ends_at_once(coordinator: Served) -> None:

@@ -45,7 +45,7 @@ class Traced:
         return [span for span in self.spans if span.name == name]
 
     def single(self, name: str) -> ReadableSpan:
-        wait_until(lambda: self.named(name), what=name)
+        wait_until(lambda: self.named(name), event=name)
         return self.named(name)[-1]
 
 

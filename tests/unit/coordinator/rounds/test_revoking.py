@@ -72,6 +72,21 @@ def test_revoking_during_a_byte_count_does_not_deadlock(postgres_database: Datab
         assert revoking.result(timeout=10)
 
 
+def test_a_round_without_enough_members_asks_for_another(coordinator: Served) -> None:
+    federation_id, silos = running(coordinator)
+    assert show(coordinator, federation_id, 1)["advice"] is None
+    coordinator.admin.delete(f"/v1/federations/{federation_id}/clients/{silos[0].client_id}")
+    advice = (
+        "1 of 2 required clients is a member; enrol another client, or finish this federation and create one "
+        "with a smaller rounds.min_clients"
+    )
+    assert show(coordinator, federation_id, 1)["advice"] == advice
+    (listed,) = silos[1].http.get(f"/v1/federations/{federation_id}/rounds").json()["items"]
+    assert listed["advice"] == advice
+    coordinator.enrol(federation_id, "replacement")
+    assert show(coordinator, federation_id, 1)["advice"] is None
+
+
 @pytest.mark.parametrize("place", ["9" * 20, "x", "-1", "\u0661"])
 def test_an_invalid_page_position_is_refused(coordinator: Served, place: str) -> None:
     federation_id = coordinator.federation()

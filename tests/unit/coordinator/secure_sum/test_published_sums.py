@@ -55,10 +55,10 @@ def _shows_means_only(
     own = silos[0].http.get(url(silos[0], 1)).json()
     assert own["scores"]["mean"]["loss"] == {"value": trained_loss, "count": 4}
     assert len(own["clients"]) == 1
-    told = " ".join(Operator(served, columns=80)("round", "show", federation_id, "1").splitlines())
-    assert "sum session 1: done, 4 members; answered: masked 4" in told
-    assert "the sum has the updates of 4 members; mean loss: served 2.5" in told
-    assert "A member can add anything to a sum" in told
+    output = " ".join(Operator(served, columns=80)("round", "show", federation_id, "1").splitlines())
+    assert "sum session 1: done, 4 members; answered: masked 4" in output
+    assert "the sum has the updates of 4 members; mean loss: served 2.5" in output
+    assert "A member can add anything to a sum" in output
     relevance = served.admin.get(f"/v1/federations/{federation_id}/rounds/1/relevance")
     assert relevance.status_code == 404
     refused = silos[0].http.put(url(silos[0], 1, "/scores"), json=scored({"loss": 1.0}))
@@ -88,18 +88,18 @@ def test_own_scores_are_accepted_if_the_plan_allows(coordinator: Served) -> None
     ids=["other modules", "another base model"],
 )
 def test_clients_of_another_layout_cannot_join_a_sum(coordinator: Served, profile: dict[str, Any]) -> None:
-    wanted = summed() | {"adapter": {"rank": 2, "blocks": 1, "roles": ["q", "v"]}}
-    federation_id, silos = running(coordinator, 2, **wanted)
-    other = coordinator.enrol(federation_id, "other", **profile)
+    changed_plan = summed() | {"adapter": {"rank": 2, "blocks": 1, "roles": ["q", "v"]}}
+    federation_id, silos = running(coordinator, 2, **changed_plan)
+    stranger = coordinator.enrol(federation_id, "other", **profile)
     assert try_join(silos[0], 1).status_code == 200
-    refused = try_join(other, 1)
+    refused = try_join(stranger, 1)
     assert (refused.status_code, slug(refused)) == (422, "layout-mismatch")
     assert refused.json()["base_model"] == PROFILE["base_model"]
     assert try_join(silos[1], 1).status_code == 200
     # Who joined first decides only while it is a member.
     for silo in silos:
         coordinator.admin.delete(f"/v1/federations/{federation_id}/clients/{silo.client_id}")
-    assert try_join(other, 1).status_code == 200
+    assert try_join(stranger, 1).status_code == 200
 
 
 def test_agents_without_secure_sums_are_not_enrolled(coordinator: Served) -> None:

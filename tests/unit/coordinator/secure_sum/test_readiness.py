@@ -95,8 +95,8 @@ def test_readiness_needs_a_join_of_an_open_round(coordinator: Served) -> None:
 
 
 def test_readiness_after_the_deadline_is_late(coordinator: Served) -> None:
-    wanted = summed() | {"rounds": PLAN["rounds"] | {"min_clients": 3, "quorum": 2, "collect_seconds": 1}}
-    federation_id, silos = running(coordinator, 3, **wanted)
+    rounds = PLAN["rounds"] | {"min_clients": 3, "quorum": 2, "collect_seconds": 1}
+    federation_id, silos = running(coordinator, 3, **(summed() | {"rounds": rounds}))
     bases = [join(silo) for silo in silos]
     for silo, base in zip(silos[:2], bases, strict=False):
         assert put_ready(silo, base).status_code == 201

@@ -172,19 +172,19 @@ def test_waiting_requests_end_with_the_phase(coordinator: Served) -> None:
     scene = summing(coordinator)
     scene.begin()
     client = scene.clients[0]
-    found: list[SumStatus | None] = []
-    seen = client.seen
-    thread = threading.Thread(target=lambda: found.append(client.status(seen=seen, wait=20)))
+    statuses: list[SumStatus | None] = []
+    phase = client.seen
+    thread = threading.Thread(target=lambda: statuses.append(client.status(seen=phase, wait=20)))
     thread.start()
     time.sleep(0.3)
-    assert not found
+    assert not statuses
     scene.step(KEYS)
     began = time.monotonic()
     thread.join(timeout=5)
     assert time.monotonic() - began < 2
-    (status,) = found
+    (status,) = statuses
     assert status is not None
-    assert (status.step, status.phase > (seen or 0)) == ("shares", True)
+    assert (status.step, status.phase > (phase or 0)) == ("shares", True)
     assert client.status(seen=status.phase) is None
     assert client.get(SHARES).status_code == 204
 

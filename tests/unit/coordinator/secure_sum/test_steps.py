@@ -30,8 +30,8 @@ def test_a_step_message_is_stored_once_and_fixed(coordinator: Served, step: int)
     assert first.json() == again.json()
     assert first.json()["digest"] == digest_of(client.message(step))
     sent = client.message(step)
-    other = bytes(len(sent)) if step == MASKED else sent + b" "  # a space does not change JSON
-    conflict = client.put(step, other)
+    changed_message = bytes(len(sent)) if step == MASKED else sent + b" "  # a space does not change JSON
+    conflict = client.put(step, changed_message)
     assert (conflict.status_code, slug(conflict)) == (409, "upload-conflict")
     assert conflict.json()["accepted"] == first.json()["digest"]
 

@@ -128,9 +128,9 @@ def _assert_inputs_hidden(thief: Thief, served: Served, clients: list[SumClient]
         terms = _terms(served.database_url, session)
         shares = thief.shares(session)
         for owner in range(len(terms.members)):
-            known = {of: len(shares.get((owner, of), {})) for of in ("b", "s")}
-            assert min(known.values()) < terms.threshold, f"both secrets of member {owner} can be rebuilt"
-            assert min(known.values()) == 0
+            counts = {of: len(shares.get((owner, of), {})) for of in ("b", "s")}
+            assert min(counts.values()) < terms.threshold, f"both secrets of member {owner} can be rebuilt"
+            assert min(counts.values()) == 0
     for client in clients:
         _check_still_masked(thief, client)
     sessions = ", ".join(map(str, thief.sessions()))
@@ -165,10 +165,10 @@ def _secrets(client: SumClient) -> list[bytes]:
     raw = [secrets.seed, secrets.mask.raw, secrets.channel.raw]
     forms: list[Callable[[bytes], bytes]] = [
         bytes,
-        lambda one: encode(one).encode(),
-        lambda one: one.hex().encode(),
+        lambda secret: encode(secret).encode(),
+        lambda secret: secret.hex().encode(),
     ]
-    written = [form(one) for one in raw for form in forms]
+    written = [form(secret) for secret in raw for form in forms]
     values = client.input.astype(np.int64)
     return [*written, modulus.pack(values.astype(modulus.word)), client.input.astype("<i4").tobytes()]
 

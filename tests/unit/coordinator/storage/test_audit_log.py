@@ -113,7 +113,7 @@ def test_a_revoked_persons_waiting_action_is_refused(
         with served.database.write() as session:
             lock_federation(session, federation_id)
             ordered = pool.submit(ordering)
-            wait_until(lambda: _waiting(served.database_url), what="the order waits")
+            wait_until(lambda: _waiting(served.database_url), event="the order waits")
             assert served.admin.delete(f"/v1/tokens/{person['id']}").status_code == 204
         refused = ordered.result(timeout=30)
     assert (refused.status_code, slug(refused)) == (401, "credential-invalid")

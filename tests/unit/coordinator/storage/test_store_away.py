@@ -44,7 +44,7 @@ def readiness(served: Served) -> str:
 
 
 def wait_for_answers(served: Served, answers: float) -> None:
-    wait_until(lambda: served.counted("tessera_payload_store_up") == answers, what="a pass of the mover")
+    wait_until(lambda: served.counted("tessera_payload_store_up") == answers, event="a pass of the mover")
 
 
 def play_a_round(served: Served) -> None:
@@ -93,7 +93,7 @@ def test_a_coordinator_is_ready_while_s3_is_unavailable(
             for name, value in server.environment.items():
                 monkeypatch.setenv(name, value)
             served = serve(database_url, payload_store=server.bucket, tick_seconds=0.05)
-            wait_until(lambda: _listed(server), what="the first pass")
+            wait_until(lambda: _listed(server), event="the first pass")
             assert readiness(served) == READY
     except NoServer as error:
         pytest.skip(str(error))

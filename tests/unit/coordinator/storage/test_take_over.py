@@ -69,16 +69,16 @@ def test_a_coordinator_reports_a_dispute_until_take_over(
     store = f"file://{tmp_path}/store"
     served = serve(database_url, payload_store=store, tick_seconds=0.05)
     operator, marker = Operator(served), f"{payload_moves.home(served.database, store)}.owner"
-    wait_until(lambda: object_store.small(marker) is not None, what="the first claim")
+    wait_until(lambda: object_store.small(marker) is not None, event="the first claim")
     assert served.counted("tessera_payload_store_owned") == 1
     object_store.put_small(marker, "the token of a copy")
-    wait_until(lambda: served.counted("tessera_payload_store_owned") == 0, what="a pass of the mover")
+    wait_until(lambda: served.counted("tessera_payload_store_owned") == 0, event="a pass of the mover")
     assert "run `tessera payloads take-over` here" in operator.warnings("ready")
     assert served.counted("tessera_payload_store_up") == 1
     result = command(database_url, store, "take-over", "--yes")
     assert (result.exit_code, result.stderr) == (0, "")
     assert result.stdout.startswith(f"This database owns its folder in {store}")
-    wait_until(lambda: served.counted("tessera_payload_store_owned") == 1, what="a pass of the mover")
+    wait_until(lambda: served.counted("tessera_payload_store_owned") == 1, event="a pass of the mover")
     assert served.http().get("/readyz").text == "ready\n"
 
 

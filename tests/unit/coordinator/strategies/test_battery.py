@@ -115,11 +115,11 @@ def assert_relevance_needs_common_modules(cohort: Cohort, weighing: Weighing) ->
     np.fill_diagonal(shared, True)  # whoever is alone keeps its own
     assert not weighing.relevance[~shared].any()
     for i, facts in enumerate(cohort.clients):
-        for j, other in enumerate(cohort.clients):
+        for j, peer in enumerate(cohort.clients):
             if i != j and weighing.relevance[i, j] > 0:
-                assert other.is_source
-                same_set = facts.alignment_set is not None and facts.alignment_set == other.alignment_set
-                assert facts.base_model == other.base_model or same_set
+                assert peer.is_source
+                same_set = facts.alignment_set is not None and facts.alignment_set == peer.alignment_set
+                assert facts.base_model == peer.base_model or same_set
 
 
 def assert_modules_are_renormalised_over_their_clients(cohort: Cohort, weighing: Weighing) -> None:
@@ -135,7 +135,7 @@ def assert_modules_are_renormalised_over_their_clients(cohort: Cohort, weighing:
             if raw.sum() > 0:
                 assert np.abs(weights[i] - raw / raw.sum()).max() <= 1e-12
             elif facts.age is None:
-                kin = [other.client in weighing.absent for other in cohort.clients] & shares[i]
+                kin = [peer.client in weighing.absent for peer in cohort.clients] & shares[i]
                 assert list(np.flatnonzero(weights[i])) == list(np.flatnonzero(kin)[:1])  # else zeros
             else:
                 assert weights[i, i] == 1.0  # its own value
@@ -231,12 +231,12 @@ def test_lora_is_mixed_only_inside_a_base_model(name: str, options: dict[str, An
         "sketch": Sketch(sketches["s"]),
     }
 
-    def one(i: int, sign: float) -> ClientFacts:
+    def signed_client(i: int, sign: float) -> ClientFacts:
         model = "sl"[i % 2]
         return client(i, base_model=model, **(facts | {"sketch": Sketch(sign * sketches[model])}))
 
-    alike = [one(i, 1.0) for i in range(4)]
-    opposite = [one(i, -1.0) for i in (6, 7)]
+    alike = [signed_client(i, 1.0) for i in range(4)]
+    opposite = [signed_client(i, -1.0) for i in (6, 7)]
     newcomer = client(8, base_model="m", **(facts | {"age": None, "is_source": False, "examples": 0}))
     weighing = weigh(name, options, Cohort([*alike, *opposite, newcomer], 0.5))
     own = weighing.of_module("l0.q")

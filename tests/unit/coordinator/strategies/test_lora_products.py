@@ -23,7 +23,7 @@ def product(factors: Factors) -> Floats:
 
 
 def mean_product(sources: list[Source]) -> Floats:
-    return np.asarray(sum(one.weight * product(one.factors) for one in sources))
+    return np.asarray(sum(client.weight * product(client.factors) for client in sources))
 
 
 @st.composite
@@ -34,13 +34,13 @@ def sources(draw: st.DrawFn, *, equal_ranks: bool = True, fresh: bool = False) -
     rank, scale = draw(st.integers(1, 4)), draw(st.sampled_from([1e-3, 1.0, 30.0]))
     count = draw(st.integers(1, 6))
     weights = rng.dirichlet(np.full(count, draw(st.sampled_from([0.3, 5.0]))))
-    made = []
+    drawn = []
     for weight in weights:
         r = rank if equal_ranks else draw(st.integers(1, 4))
         a, b = (scale * rng.standard_normal(shape) for shape in ((r, d_in), (d_out, r)))
         factors = Factors(a.astype(np.float32), b.astype(np.float32))
-        made.append(Source(factors, float(weight), 0 if fresh else draw(st.integers(0, 2))))
-    return made
+        drawn.append(Source(factors, float(weight), 0 if fresh else draw(st.integers(0, 2))))
+    return drawn
 
 
 def combining(name: str, **options: Any) -> Strategy:
@@ -49,24 +49,24 @@ def combining(name: str, **options: Any) -> Strategy:
     return strategy
 
 
-def assert_close(found: Floats, wanted: Floats, sources: list[Source], tolerance: float = 1e-5) -> None:
-    largest = max(float(np.linalg.norm(product(one.factors))) for one in sources)
-    assert np.linalg.norm(found - wanted) <= tolerance * max(largest, 1e-30)
+def assert_close(actual: Floats, expected: Floats, sources: list[Source], tolerance: float = 1e-5) -> None:
+    largest = max(float(np.linalg.norm(product(client.factors))) for client in sources)
+    assert np.linalg.norm(actual - expected) <= tolerance * max(largest, 1e-30)
 
 
 @given(sources())
 def test_averaging_b_under_a_frozen_a_averages_products(clients: list[Source]) -> None:
     a = clients[0].factors.A
-    same = [Source(Factors(a, one.factors.B), one.weight) for one in clients]
+    same = [Source(Factors(a, client.factors.B), client.weight) for client in clients]
     assert_close(product(Factors(a, weighted_mean(same).B)), mean_product(same), same)
 
 
 @given(sources(), st.sampled_from([1e-6, 0.01, 10.0]))
 def test_lora_fair_approximates_products_better_than_fedavg(clients: list[Source], ridge: float) -> None:
-    wanted = mean_product(clients)
-    fair = np.linalg.norm(product(combining("lora_fair", ridge=ridge).combine(clients)) - wanted)
-    plain = np.linalg.norm(product(weighted_mean(clients)) - wanted)
-    largest = max(float(np.linalg.norm(product(one.factors))) for one in clients)
+    expected = mean_product(clients)
+    fair = np.linalg.norm(product(combining("lora_fair", ridge=ridge).combine(clients)) - expected)
+    plain = np.linalg.norm(product(weighted_mean(clients)) - expected)
+    largest = max(float(np.linalg.norm(product(client.factors))) for client in clients)
     assert fair <= plain + 1e-5 * largest
 
 
@@ -114,7 +114,7 @@ def test_a_truncated_residual_is_the_best_approximation(clients: list[Source], m
     assert truncated.rank <= most
     left = np.linalg.svd(exact, compute_uv=False)[most:]
     error = float(np.linalg.norm(product(truncated) - exact))
-    largest = max(float(np.linalg.norm(product(one.factors))) for one in clients)
+    largest = max(float(np.linalg.norm(product(client.factors))) for client in clients)
     assert error == pytest.approx(np.sqrt(np.sum(left**2)), abs=1e-5 * largest)
 
 
@@ -122,45 +122,45 @@ def test_a_truncated_residual_is_the_best_approximation(clients: list[Source], m
 def test_flora_folds_the_mean_of_present_products(clients: list[Source]) -> None:
     folded = with_base_delta("flora").base_delta(clients)
     assert folded.served is None
-    here = [one for one in clients if one.age == 0]
-    wanted = mean_product(here) if here else 0.0 * product(clients[0].factors)
-    assert_close(product(folded.residual), wanted, clients)
-    d_out, d_in = wanted.shape
-    assert folded.residual.rank <= min(sum(one.factors.rank for one in here), d_out, d_in)
+    here = [client for client in clients if client.age == 0]
+    expected = mean_product(here) if here else 0.0 * product(clients[0].factors)
+    assert_close(product(folded.residual), expected, clients)
+    d_out, d_in = expected.shape
+    assert folded.residual.rank <= min(sum(client.factors.rank for client in here), d_out, d_in)
 
 
 @given(sources(equal_ranks=False))
 def test_recompressing_keeps_the_product_at_minimal_rank(clients: list[Source]) -> None:
-    twice = [one.factors for one in clients] * 2
+    twice = [client.factors for client in clients] * 2
     small = recompressed(side_by_side(twice))
-    wanted = np.asarray(2 * sum(product(one.factors) for one in clients))
-    assert_close(product(small), wanted, clients)
-    assert small.rank <= min(sum(one.factors.rank for one in clients), *wanted.shape)
+    expected = np.asarray(2 * sum(product(client.factors) for client in clients))
+    assert_close(product(small), expected, clients)
+    assert small.rank <= min(sum(client.factors.rank for client in clients), *expected.shape)
 
 
 @given(sources(equal_ranks=False))
 def test_het_lora_weighs_by_norms_and_pads_ranks(clients: list[Source]) -> None:
     combined = combining("het_lora").combine(clients)
-    rank = max(one.factors.rank for one in clients)
+    rank = max(client.factors.rank for client in clients)
     assert combined.rank == rank
-    sizes = np.array([one.weight * np.linalg.norm(product(one.factors)) for one in clients])
+    sizes = np.array([client.weight * np.linalg.norm(product(client.factors)) for client in clients])
     shares = sizes / sizes.sum()
     a = np.zeros((rank, combined.A.shape[1]))
-    for one, share in zip(clients, shares, strict=True):
-        a[: one.factors.rank] += share * one.factors.A
+    for client, share in zip(clients, shares, strict=True):
+        a[: client.factors.rank] += share * client.factors.A
     np.testing.assert_allclose(combined.A, a, rtol=1e-4, atol=1e-4 * float(np.abs(a).max()))
 
 
 @given(sources(equal_ranks=False), st.integers(1, 6))
 def test_changing_the_rank_truncates_or_pads_with_zeros(clients: list[Source], rank: int) -> None:
-    one = clients[0].factors
-    other = one.of_rank(rank)
-    assert other.rank == rank
-    kept = min(rank, one.rank)
-    np.testing.assert_array_equal(other.A[:kept], one.A[:kept])
-    np.testing.assert_array_equal(other.B[:, :kept], one.B[:, :kept])
-    assert not other.A[kept:].any()
-    assert not other.B[:, kept:].any()
+    factors = clients[0].factors
+    resized = factors.of_rank(rank)
+    assert resized.rank == rank
+    common_rank = min(rank, factors.rank)
+    np.testing.assert_array_equal(resized.A[:common_rank], factors.A[:common_rank])
+    np.testing.assert_array_equal(resized.B[:, :common_rank], factors.B[:, :common_rank])
+    assert not resized.A[common_rank:].any()
+    assert not resized.B[:, common_rank:].any()
 
 
 def test_zero_products_count_by_their_weight_alone() -> None:

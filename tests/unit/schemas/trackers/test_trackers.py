@@ -64,7 +64,7 @@ def test_values_reach_a_restarted_server_after_one_warning(
         trackers.begin()
         for step in range(5):
             trackers.log("step", step, {"loss": 1.0})
-        wait_until(lambda: server.tries >= 6, what="five tries")
+        wait_until(lambda: server.tries >= 6, event="five tries")
         server.is_down = False
         trackers.log("step", 5, {"loss": 0.5})
     assert server.values == [("step", 5, {"loss": 0.5})]

@@ -27,9 +27,13 @@ def codes(*items: int, scales: tuple[float, ...] = (1, 1)) -> dict[str, Stream]:
 
 
 def refusal(streams: dict[str, Stream], recipe: Recipe = SPARSE) -> type[Exception]:
+    return type(refusal_with_reason(streams, recipe))
+
+
+def refusal_with_reason(streams: dict[str, Stream], recipe: Recipe = SPARSE) -> errors.BodyRefused:
     with pytest.raises(errors.BodyRefused) as caught:
         list(decode(CodedStreams(streams), LAYOUT, recipe))
-    return caught.type
+    return caught.value
 
 
 def test_encoded_positions_are_read() -> None:
@@ -40,33 +44,35 @@ def test_encoded_positions_are_read() -> None:
 
 
 @pytest.mark.parametrize(
-    "octets",
+    ("octets", "reason"),
     [
-        [],
-        [2],
-        [1],
-        [1, 3, 5, 6],  # fewer gaps than their count: the next tensor's bytes are gaps then, and it has none
-        [1, 1, 0x80, 0x00],  # 0, written longer than it is
-        [1, 0x81, 0x00, 5],  # a count that is
-        [1, 1, 0x80 | 1000 & 0x7F, 1000 >> 7],  # behind the tensor
-        [1, 2, 0x80 | 999 & 0x7F, 999 >> 7, 0],
-        [1, 1, 0x80, 0x80, 0x80, 0x80, 0x80, 0x01],  # longer than any tensor
-        [1, 1, 0xFF, 0xFF, 0xFF, 0xFF, 0x7F],
-        [1, 0xFF, 0xFF, 0xFF, 0xFF, 0x7F],
-        [1, 124, *[0] * 124],  # a bitmap is no longer
-        [1, 22, *[0] * 22],  # more than the density
-        [0, *[0] * 124, 1 << 7],  # gaps would be shorter
-        [0, *[0x11] * 124],  # a bitmap that is cut off
+        ([2], "unknown form"),
+        ([0, *[0] * 100], "a bitmap is truncated"),
+        ([1, 3, 5, 6], "truncated"),  # fewer gaps than their count: the next tensor's bytes are gaps then
+        ([1, 1, 0x80, 0x00], "more bytes than it needs"),
+        ([1, 0x81, 0x00, 5], "more bytes than it needs"),
+        ([1, 1, 0x80 | 1000 & 0x7F, 1000 >> 7], "a position is beyond the tensor"),
+        ([1, 2, 0x80 | 999 & 0x7F, 999 >> 7, 0], "a position is beyond the tensor"),
+        ([1, 1, 0x80, 0x80, 0x80, 0x80, 0x80, 0x01], "a gap is longer than any tensor"),
+        ([1, 1, 0xFF, 0xFF, 0xFF, 0xFF, 0x7F], "a position is beyond the tensor"),
+        ([1, 0xFF, 0xFF, 0xFF, 0xFF, 0x7F], "a bitmap is not longer"),
+        ([1, 124, *[0] * 124], "a bitmap is not longer"),
+        ([1, 22, *[0] * 22], "than density"),
+        ([0, *[0] * 124, 1 << 7], "gaps are shorter"),
     ],
 )
-def test_noncanonical_positions_are_refused(octets: list[int]) -> None:
-    assert refusal(places(*octets) | codes(*[1] * 3)) is errors.SparseIndex
+def test_noncanonical_positions_are_refused(octets: list[int], reason: str) -> None:
+    refused = refusal_with_reason(places(*octets) | codes(*[1] * 3))
+    assert type(refused) is errors.SparseIndex
+    assert reason in str(refused)
 
 
 def test_a_bitmap_longer_than_its_tensor_is_refused() -> None:
     half = Recipe(reference="served", density=0.5, values="int8")
     streams: dict[str, Stream] = {POSITIONS: np.array([0, *[0x11] * 125, 0, 0b1001], np.uint8)}
-    assert refusal(streams | codes(*[1] * 252, scales=(1,) * 5), half) is errors.SparseIndex
+    refused = refusal_with_reason(streams | codes(*[1] * 251, scales=(1,) * 5), half)
+    assert type(refused) is errors.SparseIndex
+    assert "a bitmap marks a position beyond the tensor" in str(refused)
 
 
 @pytest.mark.parametrize("form", ["f32", "f16", "bf16", "int8", "int4"])
@@ -95,10 +101,11 @@ def test_a_wrong_number_of_scales_is_refused() -> None:
     assert refusal(codes(*[0] * 2006), Recipe(values="f16")) is errors.QuantScale
 
 
-def test_a_scale_beyond_float16_is_refused() -> None:
+@pytest.mark.parametrize("scale", [-1.0, -0.0, float("nan"), 1e38])
+def test_an_invalid_scale_is_refused(scale: float) -> None:
     with np.errstate(over="ignore"):
-        beyond = np.array([1, 1e38], np.float32).astype(np.float16)
-    streams: dict[str, Stream] = {**places(1, 1, 5), **codes(1, 1), SCALES: beyond}
+        scales = np.array([1, scale], np.float32).astype(np.float16)
+    streams: dict[str, Stream] = {**places(1, 1, 5), **codes(1, 1), SCALES: scales}
     assert refusal(streams) is errors.QuantScale
 
 
@@ -108,6 +115,27 @@ def test_the_most_negative_code_is_refused() -> None:
         coded[300] = worst
         streams: dict[str, Stream] = {CODES: coded, SCALES: np.ones(17, np.float16)}
         assert refusal(streams, Recipe.model_validate({"values": form})) is errors.QuantCode
+
+
+def test_a_half_byte_behind_the_last_code_is_refused() -> None:
+    coded = np.zeros(502, np.uint8)  # 1003 codes
+    coded[-1] = 0x10
+    streams: dict[str, Stream] = {CODES: coded, SCALES: np.ones(17, np.float16)}
+    assert refusal(streams, Recipe(values="int4")) is errors.QuantCode
+
+
+@pytest.mark.parametrize(
+    "octets",
+    [
+        [],
+        [1, 1, 5],  # of the first tensor only
+        [1, 1, 5, 1, 0x80],  # a number that does not end
+        [1, 1, 5, *[0] * 1000],  # more bytes than all places can have
+    ],
+)
+def test_positions_of_a_wrong_length_are_refused(octets: list[int]) -> None:
+    streams: dict[str, Stream] = {POSITIONS: np.array(octets, np.uint8)}
+    assert refusal(streams | codes(1)) is errors.SparseIndex
 
 
 def test_a_zero_scale_requires_zero_codes() -> None:

@@ -54,12 +54,14 @@ def final_losses(loss: float) -> dict[str, float]:
 def with_bytes_times(done: CellResult, times: int) -> CellResult:
     """Return a result whose clients send and receive so many times the bytes."""
 
-    def of(entry: ClientRound) -> ClientRound:
+    def multiplied(entry: ClientRound) -> ClientRound:
         return entry.model_copy(
             update={"bytes_up": times * entry.bytes_up, "bytes_down": times * entry.bytes_down}
         )
 
-    clients = [c.model_copy(update={"rounds": [of(entry) for entry in c.rounds]}) for c in done.clients]
+    clients = [
+        c.model_copy(update={"rounds": [multiplied(entry) for entry in c.rounds]}) for c in done.clients
+    ]
     return done.model_copy(update={"clients": clients})
 
 

@@ -102,11 +102,11 @@ def log_evidence(s: float, a: float, b: float) -> float:
 def test_best_kappa_is_the_size_itself(norm: float) -> None:
     best = norm**2 / 2 if norm < 1 else norm - 0.5
 
-    def at(kappa: float) -> float:
+    def term_at(kappa: float) -> float:
         return float(size_term(torch.tensor([[norm]]), narrow(torch.tensor([[kappa]]))))
 
-    assert at(best / 2) > at(best) < at(2 * best)
-    assert at(1e6 * best) > at(2 * best)
+    assert term_at(best / 2) > term_at(best) < term_at(2 * best)
+    assert term_at(1e6 * best) > term_at(2 * best)
 
 
 def test_small_kappa_penalises_its_column_more() -> None:

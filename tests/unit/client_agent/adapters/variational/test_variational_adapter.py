@@ -37,19 +37,6 @@ def train_variational(
     return train_with_penalty(base, adapter, examples, TRAINING.model_copy(update=changes))
 
 
-def test_training_moves_the_posterior_from_its_start(
-    tiny: Callable[..., BaseModel], examples: list[Example]
-) -> None:
-    base = tiny()
-    with placed(base) as adapter:
-        adapter.load(zero_tensors(adapter.layout))
-        before = adapter.private_state()
-        train_variational(base, adapter, examples)
-        after = adapter.private_state()
-    assert after.keys() == {"posterior.u", "ranks.below"}
-    assert np.abs(after["posterior.u"] - before["posterior.u"]).max() > 0.02  # six steps of 0.01
-
-
 def test_posterior_has_its_own_learning_rate(tiny: Callable[..., BaseModel], examples: list[Example]) -> None:
     base = tiny()
     with placed(base) as adapter:
@@ -76,45 +63,15 @@ def test_loss_has_a_gradient_along_the_concentration(
     torch.testing.assert_close(along, torch.full_like(along, expected), rtol=1e-3, atol=0)
 
 
-def test_modules_and_ranks_have_their_own_importance(
-    tiny: Callable[..., BaseModel], examples: list[Example]
-) -> None:
-    base = tiny()
-    with placed(base) as adapter:
-        adapter.load(zero_tensors(adapter.layout))
-        train_variational(base, adapter, examples, steps=12)
-        u = adapter.private_state()["posterior.u"]
-    assert u.shape == (2, 2 * base.layers, 3)
-    assert len(np.unique(u[0])) > base.layers
-
-
 def test_adapter_and_prior_travel_and_posterior_stays(tiny: Callable[..., BaseModel]) -> None:
     base = tiny()
     with placed(base) as adapter:
         assert {name.rpartition(".")[2] for name in adapter.layout} == {"A", "B", "prior"}
         assert adapter.layout["l0.q.prior"] == (2, 3)
+        assert adapter.private_state().keys() == {"posterior.u", "ranks.below"}
         served = zero_tensors(adapter.layout)
         adapter.load(served)
         assert not adapter.state()["l0.q.prior"].any()  # where everybody starts: a = b = 2
-
-
-def test_stored_states_are_restored_unchanged(
-    tiny: Callable[..., BaseModel], examples: list[Example]
-) -> None:
-    base = tiny()
-    with placed(base) as adapter:
-        adapter.load(zero_tensors(adapter.layout))
-        train_variational(base, adapter, examples)
-        adapter.end_round()
-        state, private = adapter.state(), adapter.private_state()
-        assert any(state[name].any() for name in state if name.endswith(".prior"))
-    with placed(base) as adapter:
-        adapter.load(state)
-        adapter.load_private(private)
-        for loaded, stored in ((state, adapter.state()), (private, adapter.private_state())):
-            assert loaded.keys() == stored.keys()
-            for name, values in loaded.items():
-                np.testing.assert_allclose(stored[name], values, atol=1e-6)
 
 
 def test_mean_prior_is_moving_average_of_posteriors(
