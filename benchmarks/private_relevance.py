@@ -116,6 +116,7 @@ def main() -> None:
     arguments = parser.parse_args()
     console = Console()
     torch.set_num_threads(1)
+    rounds: tuple[int, ...]
     if arguments.study is None:
         counts, plans, rounds = COUNTS, tiny_plans(), ROUNDS
         base = load_base_model(str(ROOT / "examples" / "models" / "tiny-s"), device=torch.device("cpu"))
