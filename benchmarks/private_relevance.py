@@ -1,18 +1,20 @@
 """Measure how much of relevance remains under differential privacy of sketches.
 
     python -m benchmarks.private_relevance [--draws 3] [--out FILE.json]
+    python -m benchmarks.private_relevance --study examples/studies/groups.toml --data FOLDER
 
-Two silos each of the tasks cipher, cipher_b (the same prompts, another table) and label. Their records'
-sketches are made once with examples/models/tiny-s; then each silo releases what the agent's own code makes,
-round after round, with the noise that the accountant asks for, and the coordinator's own strategy weighs what
-was sent. The mass of a silo is split over its own cluster, itself (it hears nobody) and the other clusters.
+Without a study: two silos each of the tasks cipher, cipher_b (the same prompts, another table) and label, on
+examples/models/tiny-s. With a study of one base model: its silos and its text. The records' sketches are made
+once; then each silo releases what the agent's own code makes, round after round, with the noise that the
+accountant asks for, and the coordinator's own strategy weighs what was sent, before any changes are compared.
+The weight of a silo is divided over its own task, itself (it hears nobody) and the other tasks.
 """
 
 from __future__ import annotations
 
 import argparse
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +26,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from benchmarks import figures
-from client_agent.model.examples import Example
+from client_agent.model.examples import Example, probe_set
 from client_agent.model.loading import BaseModel, load_base_model
 from client_agent.privacy.release import MeanRelease, averaged, release, sample_records
 from client_agent.rounds.sketch import mechanism_for
@@ -36,6 +38,8 @@ from coordinator.strategies.fedmosaic import Strategy
 from examples.tasks import TASKS, draw
 from schemas.messages.federations import SignatureDpPlan, SignaturePlan
 from schemas.strategies.fedmosaic import FedMosaicOptions
+from studies.partition import draw_examples
+from studies.study import Study, read_study
 
 ROOT = Path(__file__).resolve().parents[1]
 NAMES = ("cipher", "cipher_b", "label")
@@ -45,26 +49,55 @@ BUDGETS = (8.0, 4.0, 1.0)
 DIMS = (64, 256)
 RELEASES = 20
 ROUNDS = (1, 6, 20)
+
+TEXT_COUNTS = (32, 64, 128)
+TEXT_BUDGETS = (8.0, 3.0, 1.0)
+TEXT_ROUNDS = (1, 6)
+
 Records = list[Example]
 Sketches = list[NDArray[np.float64]]
-Mass = tuple[float, float, float]
+Known = dict[str, NDArray[np.float64]]
+"""Sketches by the key of their record."""
 
 
 @dataclass(frozen=True)
 class Silo:
-    """A silo's task, records and their sketches: the longest; shorter ones are folded from it."""
+    """A silo's task, its distinct records, and their sketches of `max(DIMS)` numbers."""
 
     task: str
     records: Records
     sketches: Sketches
 
     @classmethod
-    def of(cls, base: BaseModel, task: str, records: Records) -> Silo:
-        return cls(task, records, list(record_sketches(base, records, SignaturePlan(dim=max(DIMS)))))
+    def drawn(cls, base: BaseModel, task: str, examples: Records, known: Known) -> Silo:
+        """Sketch a silo's records, of which some may be `known` from a smaller draw."""
+        # The agent counts a repeated record once.
+        records = probe_set(examples, len(examples))
+        new = [record for record in records if record.key not in known]
+        sketches = record_sketches(base, new, SignaturePlan(dim=max(DIMS)))
+        known |= {record.key: sketch for record, sketch in zip(new, sketches, strict=True)}
+        return cls(task, records, [known[record.key] for record in records])
 
     def folded(self, dim: int) -> Sketches:
         """Reduce the sketches to `dim` numbers: neighbours share one, signs are the same."""
         return [sketch.reshape(dim, -1).sum(1) for sketch in self.sketches]
+
+
+@dataclass(frozen=True)
+class Shares:
+    """What the coordinator makes of the sketches of a round: means over silos.
+
+    Attributes:
+        own_task, itself, other_tasks: shares of the weight of a silo, which sum to 1.
+        inside, between: the similarity of silos of one task, and of different tasks; None if none are
+            compared.
+    """
+
+    own_task: float
+    itself: float
+    other_tasks: float
+    inside: float | None
+    between: float | None
 
 
 def main() -> None:
@@ -75,66 +108,94 @@ def main() -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--draws", type=int, default=3, help="draws of the examples (default: 3)")
+    parser.add_argument(
+        "--study", type=Path, help="study whose silos and text are used (default: tiny tasks)"
+    )
+    parser.add_argument("--data", type=Path, help="folder of the study's data (default: the study's)")
     parser.add_argument("--out", type=Path, default=Path("runs/benchmarks/private_relevance.json"))
     arguments = parser.parse_args()
     console = Console()
     torch.set_num_threads(1)
-    base = load_base_model(str(ROOT / "examples" / "models" / "tiny-s"), device=torch.device("cpu"))
-    result = []
+    rounds: tuple[int, ...]
+    if arguments.study is None:
+        counts, plans, rounds = COUNTS, tiny_plans(), ROUNDS
+        base = load_base_model(str(ROOT / "examples" / "models" / "tiny-s"), device=torch.device("cpu"))
+    else:
+        study = read_study(arguments.study, data=arguments.data)
+        if len(study.models) != 1:
+            parser.error(f"{arguments.study} has {len(study.models)} base models: sketches need one")
+        counts, plans, rounds = TEXT_COUNTS, text_plans(), TEXT_ROUNDS
+        base = load_base_model(study.models[0], device=torch.device("cpu"))
+    cases = []
+    known: Known = {}
     with Progress(console=console) as progress:
-        bar = progress.add_task("silos", total=len(COUNTS) * len(cases()))
-        for count in COUNTS:
-            drawn_silos = [
-                [Silo.of(base, *item) for item in silos(count, seed)] for seed in range(arguments.draws)
-            ]
-            for plan in cases():
-                result.append(measured(base, drawn_silos, plan))
+        bar = progress.add_task("records", total=len(counts) * arguments.draws)
+        for count in counts:
+            drawn_silos = []
+            for seed in range(arguments.draws):
+                drawn = tiny_silos(count, seed) if arguments.study is None else text_silos(study, count, seed)
+                drawn_silos.append([Silo.drawn(base, task, records, known) for task, records in drawn])
                 progress.advance(bar)
-    figures.write(arguments.out, {**figures.machine(), "draws": arguments.draws, "cases": result})
-    columns = ("records, budget, releases, numbers", "noise", *(f"round {number}" for number in ROUNDS))
-    rows = [(item["case"], item["noise"], *(_split(item["mass"][str(n)]) for n in ROUNDS)) for item in result]
-    figures.show(console, "share of weight: own cluster / alone / wrong cluster", columns, rows)
+            cases += [measured(base, drawn_silos, plan, rounds) for plan in plans]
+    figures.write(arguments.out, {**figures.machine(), "draws": arguments.draws, "cases": cases})
+    columns = ("records, budget, releases, numbers", "noise", *(f"round {number}" for number in rounds))
+    rows = [(case["case"], case["noise"], *(_cell(case["rounds"][str(n)]) for n in rounds)) for case in cases]
+    title = "share of weight: own task / itself / other tasks (similarity inside, between tasks)"
+    figures.show(console, title, columns, rows)
 
 
-def cases() -> list[SignaturePlan]:
-    """Return the plans to compare: no privacy, and budgets over 20 releases and in item."""
-    built = [SignaturePlan()]
+def tiny_plans() -> list[SignaturePlan]:
+    """Return the plans to compare: no privacy, and budgets over 20 releases and in one."""
+    plans = [SignaturePlan()]
     for dim in DIMS:
-        for budget in BUDGETS:
-            # Twelve records are fewer than the default allows: this shows why.
-            dp = SignatureDpPlan(epsilon=budget, releases=RELEASES, minimum_sample=12)
-            built.append(SignaturePlan(dim=dim, dp=dp))
-    for budget in BUDGETS:
-        built.append(SignaturePlan(dp=SignatureDpPlan(epsilon=budget, releases=1, minimum_sample=12)))
-    return built
+        plans += [private(budget, RELEASES, dim) for budget in BUDGETS]
+    return plans + [private(budget, 1) for budget in BUDGETS]
 
 
-def silos(count: int, seed: int) -> list[tuple[str, Records]]:
-    """Draw the silos' records, none in two silos."""
-    built: list[tuple[str, Records]] = []
+def text_plans() -> list[SignaturePlan]:
+    """Return the plans to compare on real text: no privacy, and budgets in one release and over six."""
+    return [SignaturePlan(), *(private(budget, n) for n in (1, max(TEXT_ROUNDS)) for budget in TEXT_BUDGETS)]
+
+
+def private(epsilon: float, releases: int, dim: int = min(DIMS)) -> SignaturePlan:
+    # Twelve records are fewer than the default allows: the benchmark shows why.
+    return SignaturePlan(dim=dim, dp=SignatureDpPlan(epsilon=epsilon, releases=releases, minimum_sample=12))
+
+
+def tiny_silos(count: int, seed: int) -> list[tuple[str, Records]]:
+    """Draw the tiny silos' records, none in two silos."""
+    silos: list[tuple[str, Records]] = []
     for name in NAMES:
         pool = draw(TASKS[name], SILOS * count, random.Random(f"private:{name}:{seed}"))
         texts = [Example(item.prompt, item.completion) for item in pool]
-        built += [(name, texts[i::SILOS]) for i in range(SILOS)]
-    return built
+        silos += [(name, texts[i::SILOS]) for i in range(SILOS)]
+    return silos
 
 
-def measured(base: BaseModel, draws: Sequence[list[Silo]], plan: SignaturePlan) -> dict[str, Any]:
-    """Simulate 20 rounds for every draw's silos, and average what the coordinator makes of it."""
-    masses: dict[int, list[Mass]] = {number: [] for number in ROUNDS}
+def text_silos(study: Study, count: int, seed: int) -> list[tuple[str, Records]]:
+    """Draw the records of a study's silos, by group."""
+    drawn = draw_examples(study.with_examples(count), seed)
+    return [(silo.group or silo.name, list(drawn[silo.name].train)) for silo in study.silo]
+
+
+def measured(
+    base: BaseModel, draws: Sequence[list[Silo]], plan: SignaturePlan, rounds: Sequence[int]
+) -> dict[str, Any]:
+    """Simulate the rounds for the silos of every draw, and average what the coordinator makes of them."""
+    shares: dict[int, list[Shares]] = {number: [] for number in rounds}
     for members in draws:
         sending = [released_sketches(base, silo, plan) for silo in members]
-        for number in range(1, max(ROUNDS) + 1):
-            sketches = [next(item) for item in sending]
-            if number in masses:
-                masses[number].append(mass([silo.task for silo in members], sketches))
+        for number in range(1, max(rounds) + 1):
+            sketches = [next(sent) for sent in sending]
+            if number in shares:
+                shares[number].append(weighed([silo.task for silo in members], sketches))
     records = draws[0][0].records
     noise = mechanism_for(records, plan, plan.dp).noise_multiplier if plan.dp is not None else 0.0
     reported = f"epsilon {plan.dp.epsilon:g}, {plan.dp.releases}" if plan.dp is not None else "none, -"
     return {
         "case": f"{len(records)}, {reported}, {plan.dim}",
         "noise": noise,
-        "mass": {str(number): np.mean(of, axis=0).tolist() for number, of in masses.items()},
+        "rounds": {str(number): _mean(of_draws) for number, of_draws in shares.items()},
     }
 
 
@@ -154,31 +215,59 @@ def released_sketches(base: BaseModel, silo: Silo, plan: SignaturePlan) -> Itera
         yield Sketch(built.mean.astype(np.float32), built.reliability, built)
 
 
-def mass(tasks: Sequence[str], sketches: Sequence[Sketch]) -> Mass:
-    """Weigh as the coordinator does: the mean share of weight on the own cluster, on itself, on others."""
+def weighed(tasks: Sequence[str], sketches: Sequence[Sketch]) -> Shares:
+    """Weigh sketches as the coordinator does."""
     facts = [
         ClientFacts(
             client=f"{i:03d}",
-            base_model="one",
+            base_model="base",
             alignment_set=None,
             modules={"b0.v": (("b0.v.P", (2, 2)),)},
             age=0,
             examples=1,
-            sketch=Sent(item.vector, item.reliability, item.epsilon),
-            sketch_model="one",
+            sketch=Sent(sketch.vector, sketch.reliability, sketch.epsilon),
+            sketch_model="base",
             is_source=True,
         )
-        for i, item in enumerate(sketches)
+        for i, sketch in enumerate(sketches)
     ]
-    relevance = Strategy(FedMosaicOptions(mix="gate")).weigh(Cohort(facts, decay=0.5)).relevance
-    local = np.array([[item == peer for peer in tasks] for item in tasks])
-    alone = float(np.diag(relevance).mean())
-    right = float((relevance * local).sum(axis=1).mean()) - alone
-    return right, alone, 1 - right - alone
+    weighing = Strategy(FedMosaicOptions(mix="gate")).weigh(Cohort(facts, decay=0.5))
+    same = np.array([[task == peer for peer in tasks] for task in tasks])
+    peers = same & ~np.eye(len(tasks), dtype=bool)
+    itself = float(np.diag(weighing.relevance).mean())
+    own_task = float((weighing.relevance * peers).sum(axis=1).mean())
+    return Shares(
+        own_task,
+        itself,
+        1 - own_task - itself,
+        _mean_compared(weighing.similarity[peers]),
+        _mean_compared(weighing.similarity[~same]),
+    )
 
 
-def _split(shares: Sequence[float]) -> str:
-    return " / ".join(f"{abs(share):.2f}" for share in shares)
+def _mean_compared(similarity: NDArray[np.float64]) -> float | None:
+    compared = similarity[~np.isnan(similarity)]
+    return float(compared.mean()) if compared.size else None
+
+
+def _mean(draws: Sequence[Shares]) -> Mapping[str, float | None]:
+    """Average over draws; similarities over the draws in which any are compared."""
+    fields = ("own_task", "itself", "other_tasks", "inside", "between")
+    values = {field: [getattr(shares, field) for shares in draws] for field in fields}
+    return {
+        field: float(np.mean(known))
+        if (known := [value for value in of_draws if value is not None])
+        else None
+        for field, of_draws in values.items()
+    }
+
+
+def _cell(shares: Mapping[str, float | None]) -> str:
+    weights = " / ".join(f"{abs(shares[field] or 0):.2f}" for field in ("own_task", "itself", "other_tasks"))
+    inside, between = (
+        "-" if (value := shares[field]) is None else f"{value:.2f}" for field in ("inside", "between")
+    )
+    return f"{weights} ({inside}, {between})"
 
 
 if __name__ == "__main__":

@@ -9,22 +9,24 @@ import pytest
 import torch
 
 from benchmarks import forgetting, leak, private_training, private_utility
-from benchmarks.private_relevance import mass
+from benchmarks.private_relevance import Shares, weighed
 from client_agent.adapters.inject import inject_lora
 from client_agent.model.loading import load_base_model
 from client_agent.sketches.gradient import Sketch
 from schemas.messages.federations import AdapterPlan, TrainingPlan
 
 
-def test_mass_is_split_over_cluster_self_and_others() -> None:
+def test_weight_is_divided_over_own_task_itself_and_others() -> None:
     east, north, up = np.eye(3, dtype=np.float32)
 
-    def mass_of(*vectors: np.ndarray) -> tuple[float, float, float]:
-        return mass(["a", "a", "b", "b"], [Sketch(vector, 1.0) for vector in vectors])
+    def shares(*vectors: np.ndarray) -> Shares:
+        return weighed(["a", "a", "b", "b"], [Sketch(vector, 1.0) for vector in vectors])
 
-    assert mass_of(east, east, north, north) == pytest.approx((1, 0, 0))
-    assert mass_of(east, north, east, north) == pytest.approx((0, 0, 1))
-    assert mass_of(east, north, up, -east) == pytest.approx((0, 1, 0))
+    separate = shares(east, east, north, north)
+    assert (separate.own_task, separate.itself, separate.other_tasks) == pytest.approx((1, 0, 0))
+    assert (separate.inside, separate.between) == pytest.approx((1, 0))
+    assert shares(east, north, east, north).other_tasks == pytest.approx(1)
+    assert shares(east, north, up, -east).itself == pytest.approx(1)
 
 
 @pytest.mark.long
