@@ -107,11 +107,13 @@ def differences(losses: ProbeLosses, expert: int) -> dict[int, float]:
     """Compute d_j = clip((l_j - l_k) / l_0, -1, 1) of each other specialist j, for specialist k = `expert`.
 
     It is what j in the place of k costs the client, as a share of the shared expert's loss, as in `regret`.
-    An output of j that is not finite costs 1.
+    If one of the two losses is not finite it is 1.
     """
     own = losses.specialists[expert]
     return {
-        other: _share(loss - own, losses.shared) - _share(own - loss, losses.shared) if isfinite(own) else 1.0
+        other: _share(loss - own, losses.shared) - _share(own - loss, losses.shared)
+        if isfinite(own) and isfinite(loss)
+        else 1.0
         for other, loss in losses.specialists.items()
         if other != expert
     }

@@ -99,8 +99,12 @@ class _Share:
         return self.responsibilities.get(_expert(group), 0.0)
 
 
-def _unit_random() -> float:
-    return int.from_bytes(secrets.token_bytes(4)) / 2**32
+def _unknown_cost() -> float:
+    """Draw the cost of an expert for a client that has no probe set, from .5 to 1.
+
+    A large one prevents a merge; a constant would not hide the costs of the other members.
+    """
+    return 0.5 + int.from_bytes(secrets.token_bytes(4)) / 2**33
 
 
 def _expert(group: str | None) -> int:
@@ -220,9 +224,7 @@ class RoundResult:
             return np.zeros(segment.values, np.float32)
         others = [other for other in specialists_in(self.layout) if other != expert]
         known = self.differences.get(expert, {})
-        # A client that knows no difference adds a random one: it prevents a merge, and hides the differences
-        # of the other members as well as a known one does.
-        costs = np.array([known[j] if j in known else _unit_random() for j in others], np.float32)
+        costs = np.array([known[j] if j in known else _unknown_cost() for j in others], np.float32)
         return np.concatenate([np.ones(1, np.float32), costs, np.square(costs)])
 
     def _losses(self) -> list[float]:

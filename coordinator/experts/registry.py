@@ -152,9 +152,9 @@ def _merge(bank: Bank, rules: Rules, sums: RoundSums, number: int) -> tuple[Bank
         "merged",
         number,
         ended,
-        f"expert {kept} in its place costs its {users} members less than {bound:.4f} of their loss without a "
-        f"specialist, and it in the place of expert {kept} costs those {users_peer} less than "
-        f"{bound_peer:.4f}, with 95 % confidence; at most {MARGIN:g} in {alike[pair]} rounds in a row",
+        f"expert {kept} costs its {users} members less than {bound:.4f} of the loss without a specialist, "
+        f"and it costs the {users_peer} of expert {kept} less than {bound_peer:.4f}: at most {MARGIN:g} in "
+        f"{alike[pair]} rounds in a row",
         {
             "bound": bound,
             "bound_peer": bound_peer,

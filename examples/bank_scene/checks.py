@@ -103,8 +103,8 @@ def _merge(record: Record) -> Iterator[str]:
         main = [max(groups, key=lambda name: groups[name], default=None) for groups in served]
         if main[0] is None or main[0] != main[1]:
             yield f"expert {event.expert} was merged into {event.peer}, and they trained {served}"
-        if event.numbers["cosine"] < event.numbers["above"]:
-            yield f"expert {event.expert} was merged at a cosine below its threshold: {event.reason}"
+        if max(event.numbers["bound"], event.numbers["bound_peer"]) > event.numbers["margin"]:
+            yield f"expert {event.expert} was merged at a cost above the margin: {event.reason}"
 
 
 def _prune(record: Record) -> Iterator[str]:

@@ -80,14 +80,13 @@ def record() -> Record:
             sessions=["counts done", "sum done"],
             choices=choices(number),
             served={},
-            likeness={},
         )
         for number in range(1, ROUNDS + 1)
     ]
     events = [
         event("born", 6, 4, 0, rejects=3, needed=3),
         event("born", 7, 5, 0, rejects=3, needed=3),
-        event("merged", 8, 5, 4, cosine=0.9, above=0.8),
+        event("merged", 8, 5, 4, bound=0.01, bound_peer=0.004, margin=0.02),
         event("pruned", 9, 3, None, users=0, utilisation=0.05),
     ]
     kills = [("training", "a-1"), ("between masked input and unmasking", "b-1"), ("coordinator", "it")]
