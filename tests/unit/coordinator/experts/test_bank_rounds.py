@@ -126,6 +126,7 @@ def test_an_unused_expert_is_archived(coordinator: Served) -> None:
     }
 
 
+@pytest.mark.slow
 def test_equivalent_experts_are_merged(coordinator: Served) -> None:
     scene = bank_scene(coordinator, 7, merge_patience=1, prune_patience=64)
     scene.run_round(
