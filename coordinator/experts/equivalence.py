@@ -9,7 +9,7 @@ non-inferiority).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf, sqrt
 from typing import Final
@@ -69,14 +69,20 @@ def upper_bound(cost: Cost, step: float) -> float:
     return mean + _T[min(n - 1, len(_T)) - 1] * sqrt(variance / n)
 
 
-def equivalent_pairs(costs: Mapping[Pair, Cost], step: float) -> dict[Pair, tuple[float, float]]:
+def equivalent_pairs(
+    costs: Mapping[Pair, Cost], step: float, unused: Collection[int] = ()
+) -> dict[Pair, tuple[float, float]]:
     """Return the pairs of experts, in order, of which each can take the other's place, with both bounds.
 
-    A pair of which one expert had too few members is not among them.
+    An expert that is `unused` has no members who could lose by a merge: its bound is 0. A pair of which one
+    expert has members, but too few to be summed, is not among them.
     """
     bounds = {pair: upper_bound(cost, step) for pair, cost in costs.items()}
-    return {
-        (first, second): (bound, bounds[second, first])
-        for (first, second), bound in bounds.items()
-        if first < second and max(bound, bounds.get((second, first), inf)) <= MARGIN
-    }
+    found: dict[Pair, tuple[float, float]] = {}
+    for first, second in sorted({(min(pair), max(pair)) for pair in bounds}):
+        of_first, of_second = (
+            bounds.get(pair, 0.0 if pair[0] in unused else inf) for pair in ((first, second), (second, first))
+        )
+        if max(of_first, of_second) <= MARGIN:
+            found[first, second] = of_first, of_second
+    return found

@@ -136,7 +136,9 @@ def _merge(bank: Bank, rules: Rules, sums: RoundSums, number: int) -> tuple[Bank
     # A newborn starts as a change of the shared expert, and would be merged before it has learnt its own
     # task.
     settled = {expert.expert for expert in bank.active if number > expert.grace_until}
-    equivalent = equivalent_pairs(sums.costs, sums.step)
+    users = {expert.expert: sums.counts.users.get(expert.expert, 0) for expert in bank.active}
+    unused = {expert for expert, count in users.items() if not count}
+    equivalent = equivalent_pairs(sums.costs, sums.step, unused)
     pairs = {pair: bounds for pair, bounds in equivalent.items() if settled.issuperset(pair)}
     alike = {pair: bank.alike.get(pair, 0) + 1 for pair in pairs}
     bank = replace(bank, alike=alike)
@@ -145,23 +147,28 @@ def _merge(bank: Bank, rules: Rules, sums: RoundSums, number: int) -> tuple[Bank
         return bank, None
     pair = min(due, key=lambda candidate: (max(pairs[candidate]), candidate))
     # The older one if both have as many.
-    kept, ended = sorted(pair, key=lambda expert: (-sums.counts.users[expert], expert))
+    kept, ended = sorted(pair, key=lambda expert: (-users[expert], expert))
     bound, bound_peer = pairs[pair] if ended < kept else reversed(pairs[pair])
-    users, users_peer = sums.counts.users[ended], sums.counts.users[kept]
+    losers = (
+        f"expert {kept} costs its {users[ended]} members less than {bound:.4f} of the loss without a "
+        "specialist, and it"
+        if users[ended]
+        else "nobody used it, and it"
+    )
+    unit = "" if users[ended] else " of the loss without a specialist"
     event = Event(
         "merged",
         number,
         ended,
-        f"expert {kept} costs its {users} members less than {bound:.4f} of the loss without a specialist, "
-        f"and it costs the {users_peer} of expert {kept} less than {bound_peer:.4f}: at most {MARGIN:g} in "
-        f"{alike[pair]} rounds in a row",
+        f"{losers} costs the {users[kept]} of expert {kept} less than {bound_peer:.4f}{unit}: at most "
+        f"{MARGIN:g} in {alike[pair]} rounds in a row",
         {
             "bound": bound,
             "bound_peer": bound_peer,
             "margin": MARGIN,
             "rounds": alike[pair],
-            "users": users,
-            "users_peer": users_peer,
+            "users": users[ended],
+            "users_peer": users[kept],
         },
         peer=kept,
     )

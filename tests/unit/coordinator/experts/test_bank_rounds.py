@@ -143,6 +143,16 @@ def test_equivalent_experts_are_merged(coordinator: Served) -> None:
     assert fills(scene.begin(scene.silos[0], 3)[0], 2) == pytest.approx(0.7, abs=2 * TOLERANCE)
 
 
+def test_an_unused_twin_is_merged(coordinator: Served) -> None:
+    scene = bank_scene(coordinator, 3, merge_patience=1, prune_patience=64)
+    scene.run_round(1, [MemberUpdate(1, 0.3, costs={2: 0.001})] * 3)
+    assert events(scene) == [("merged", 2, 1)]
+    assert scene.shown()["experts"][1]["merged_into"] == 1
+    state, index, _ = scene.begin(scene.silos[0], 2)
+    assert [entry.expert for entry in index.experts] == [1]
+    assert fills(state, 1) == pytest.approx(0.3, abs=TOLERANCE)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("of_first", "of_second"),

@@ -61,6 +61,12 @@ def test_members_of_both_experts_must_agree() -> None:
     assert equivalent_pairs({(1, 2): cost(0.0, 0.0, 0.0)}, STEP) == {}  # nobody measured the other way
 
 
+def test_an_unused_expert_has_no_members_to_ask() -> None:
+    costs = {(2, 1): cost(0.0, 0.0, 0.0), (2, 3): cost(0.5, 0.5, 0.5)}
+    assert list(equivalent_pairs(costs, STEP, {1, 3})) == [(1, 2)]
+    assert equivalent_pairs(costs, STEP, {3}) == {}
+
+
 def test_rounding_of_8_bits_is_counted_as_noise() -> None:
     """Sums of squares are too coarse there to know that five members agree."""
     coarse = 1 / largest_encoded(8)

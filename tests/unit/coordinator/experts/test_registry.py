@@ -227,6 +227,24 @@ def test_bounds_are_told_by_whose_members_pay() -> None:
     assert (event.numbers["bound"], event.numbers["bound_peer"]) == pytest.approx((0.01, 0.0))
 
 
+def test_an_unused_expert_is_merged_by_members_of_the_other() -> None:
+    bank = replace(new_bank(3, RULES, 0), alike={(1, 2): 1, (1, 3): 1})
+    costs = {(2, 1): Cost(6, 0.006, 1e-5), (2, 3): Cost(6, 6.0, 6.0)}
+    merged = play_round(bank, 9, {1: 0, 2: 6, 3: 2}, costs=costs)
+    [event] = merged.events
+    assert (event.expert, event.peer, event.numbers["bound"]) == (1, 2, 0.0)
+    assert event.reason == (
+        "nobody used it, and it costs the 6 of expert 2 less than 0.0018 of the loss without a specialist: "
+        "at most 0.02 in 2 rounds in a row"
+    )
+
+
+def test_an_expert_of_few_members_is_not_merged() -> None:
+    """Two members are below `k_min`: what they would lose is not known."""
+    bank = replace(new_bank(2, RULES, 0), alike={(1, 2): 9})
+    assert not play_round(bank, 9, {1: 2, 2: 6}, costs={(2, 1): Cost(6, 0.0, 0.0)}).events
+
+
 def test_the_cheapest_pair_of_experts_is_merged() -> None:
     bank = replace(new_bank(4, RULES, 0), alike={(1, 2): 1, (3, 4): 1, (2, 4): 1})
     costs = like((1, 2), cost=0.01) | like((3, 4)) | like((2, 4), cost=0.005)
