@@ -15,6 +15,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from hashlib import sha256
 from pathlib import Path
 from typing import Final, cast
 
@@ -224,6 +225,7 @@ def _silos(
     for silo in study.silo:
         data = with_probe(drawn[silo.name], options.probe_examples)
         memory = ExpertMemory(folder / f"{silo.name}.json")
+        memory.secret = sha256(f"{seed} {silo.name}".encode()).hexdigest()  # a run can be repeated
         texts = probe_texts(base, data.probe, options.probe_examples, max_length)
         learnt, tested = encode_for(base, data.train, max_length), encode_for(base, data.test, max_length)
         prober = Prober(base, texts, memory.losses)
