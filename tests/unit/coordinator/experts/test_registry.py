@@ -234,7 +234,7 @@ def test_an_unused_expert_is_merged_by_members_of_the_other() -> None:
     [event] = merged.events
     assert (event.expert, event.peer, event.numbers["bound"]) == (1, 2, 0.0)
     assert event.reason == (
-        "nobody used it, and it costs the 6 of expert 2 less than 0.0018 of the loss without a specialist: "
+        "nobody used it, and it costs the 6 of expert 2 less than 0.0017 of the loss without a specialist: "
         "at most 0.02 in 2 rounds in a row"
     )
 
