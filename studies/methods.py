@@ -44,7 +44,7 @@ _LARGEST: Final[Table] = {
     }
 }
 
-_FIXED_BANK: Final[Table] = {"shared": False, "regret_above": 1, "prune_below": 0, "merge_above": 1}
+_FIXED_BANK: Final[Table] = {"shared": False, "regret_above": 1, "prune_below": 0, "merge_patience": 64}
 """One of k models, k fixed, without a shared expert."""
 
 ON_REQUEST: Final = (

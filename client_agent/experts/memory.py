@@ -24,6 +24,7 @@ _MOST_ROUNDS = 200
 
 _Loss = Annotated[float, Field(ge=0)]
 _Share = Annotated[float, Field(ge=0, le=1)]
+_Difference = Annotated[float, Field(ge=-1, le=1)]
 
 
 class Choice(Strict):
@@ -31,6 +32,7 @@ class Choice(Strict):
 
     `fit` and `regret` are null without a probe set; `regret` is also null before the first personal model.
     `local` is the loss of the personal model after the round. `probe` is the digest of the scored texts.
+    `differences` has what each other specialist would cost, by trained specialist; null without a probe set.
     """
 
     responsibilities: dict[int, _Share]
@@ -41,6 +43,7 @@ class Choice(Strict):
     rejects: bool = False
     local: _Loss | None = None
     probe: str | None = None
+    differences: dict[int, dict[int, _Difference]] | None = None
 
 
 class _MemoryFile(Strict):

@@ -81,6 +81,7 @@ class ServedBank(ServedForm):
             bank=read_index(work.folder),
             responsibilities=_trained_responsibilities(choice) if choice is not None else None,
             rejects=choice is not None and choice.rejects,
+            differences=(choice.differences if choice is not None else None) or {},
         )
 
 

@@ -1,6 +1,6 @@
 """The fit of each specialist to a client: responsibilities, fit, regret and rejection, from probe losses.
 
-Losses are in nats per answer token; none of them leaves the client. Pure.
+Losses are in nats per answer token; none of them leaves the client. Their differences do, in sums. Pure.
 """
 
 from __future__ import annotations
@@ -101,6 +101,22 @@ def rejects(losses: ProbeLosses, local: float | None, *, regret_above: float) ->
     reject both. Without a personal model nothing is rejected.
     """
     return local is not None and regret(losses, local) > regret_above
+
+
+def differences(losses: ProbeLosses, expert: int) -> dict[int, float]:
+    """Compute d_j = clip((l_j - l_k) / l_0, -1, 1) of each other specialist j, for specialist k = `expert`.
+
+    It is what j in the place of k costs the client, as a share of the shared expert's loss, as in `regret`.
+    If one of the two losses is not finite it is 1.
+    """
+    own = losses.specialists[expert]
+    return {
+        other: _share(loss - own, losses.shared) - _share(own - loss, losses.shared)
+        if isfinite(own) and isfinite(loss)
+        else 1.0
+        for other, loss in losses.specialists.items()
+        if other != expert
+    }
 
 
 def _share(difference: float, whole: float) -> float:

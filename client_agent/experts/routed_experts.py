@@ -32,6 +32,7 @@ from client_agent.experts.memory import Choice, ExpertMemory
 from client_agent.experts.probe_set import Prober
 from client_agent.experts.responsibilities import (
     ProbeLosses,
+    differences,
     fit,
     regret,
     rejects,
@@ -308,6 +309,7 @@ class RoutedExperts(AdapterBase):
             regret=regret(self._losses, local) if local is not None else None,
             rejects=not exploring and rejects(self._losses, local, regret_above=self.routing.regret_above),
             probe=self._prober.digest,
+            differences={expert: differences(self._losses, expert) for expert in trained},
         )
 
     def _required_memory(self) -> ExpertMemory:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
+import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import safetensors.numpy
@@ -19,6 +20,7 @@ from schemas.maths.bank import (
     expert_of,
     group_of,
     member_weights,
+    specialists_in,
     split_bank_tensor,
 )
 from schemas.maths.factors import State
@@ -31,6 +33,7 @@ from schemas.messages.updates import BankIndex
 from schemas.secure_sum.counts import encoded_counts
 from schemas.secure_sum.encoding import CLIP_UNIT, clamp_weight, clipped_share, concatenate, quantise
 from schemas.secure_sum.segments import (
+    DIFFERENCES,
     NEW,
     RESPONSIBILITY,
     SCORES,
@@ -96,6 +99,14 @@ class _Share:
         return self.responsibilities.get(_expert(group), 0.0)
 
 
+def _unknown_cost() -> float:
+    """Draw the cost of an expert for a client that has no probe set, from .5 to 1.
+
+    A large one prevents a merge; a constant would not hide the costs of the other members.
+    """
+    return 0.5 + int.from_bytes(secrets.token_bytes(4)) / 2**33
+
+
 def _expert(group: str | None) -> int:
     expert = SHARED if group is None else expert_of(group)
     return -1 if expert is None else expert
@@ -108,7 +119,8 @@ class RoundResult:
     `base` is the digest of the served weights, head included. `groups` are those whose members are counted
     before the sum. `bank` names the experts beside the common values. `responsibilities` are r_ik of the
     experts that this client trained, and belongs to; None = 1 for each expert whose tensors its training
-    changed. `rejects`: no expert fits it.
+    changed. `rejects`: no expert fits it. `differences` has what each other expert would cost it, by trained
+    expert; {} = it has no probe set.
     """
 
     plan: FederationPlan
@@ -123,6 +135,7 @@ class RoundResult:
     bank: BankIndex | None = None
     responsibilities: Mapping[int, float] | None = None
     rejects: bool = False
+    differences: Mapping[int, Mapping[int, float]] = field(default_factory=dict)
 
     def change(self) -> Mapping[str, NDArray[np.float32]]:
         """Return trained - served per tensor, scaled down to `limits.clip_norm`.
@@ -197,10 +210,22 @@ class RoundResult:
                 return np.array([share.weight(segment.group)], np.float32)
             case name if name == RESPONSIBILITY:
                 return np.array([share.responsibility(segment.group)], np.float32)
+            case name if name == DIFFERENCES:
+                return self._expert_differences(segment, share)
             case name if name == SCORES:
                 return np.array(self._losses(), np.float32)
             case _:
                 return None
+
+    def _expert_differences(self, segment: Segment, share: _Share) -> NDArray[np.float32]:
+        """Return 1, d_j of each other expert, and d_j^2; zeros for an expert that the client does not use."""
+        expert = _expert(segment.group)
+        if expert not in share.weights:
+            return np.zeros(segment.values, np.float32)
+        others = [other for other in specialists_in(self.layout) if other != expert]
+        known = self.differences.get(expert, {})
+        costs = np.array([known[j] if j in known else _unknown_cost() for j in others], np.float32)
+        return np.concatenate([np.ones(1, np.float32), costs, np.square(costs)])
 
     def _losses(self) -> list[float]:
         sides = {"served": self.scores.served, "trained": self.scores.trained}

@@ -1,6 +1,6 @@
 """Change a bank of experts by a round's sum: new values of experts, births, pruned and merged ones.
 
-Nothing here can read an update; what is decided follows from counts and sums, and from experts as functions.
+Nothing here can read an update; what is decided follows from counts and sums.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from coordinator.experts import announcements, products, store
 from coordinator.experts.bank import Outcome, RoundCounts, RoundSums
 from coordinator.experts.bodies import expert_head
 from coordinator.experts.current_bank import CurrentBank, current_bank, index_of
+from coordinator.experts.equivalence import Cost, Pair, costs_of
 from coordinator.experts.float16 import EXPERT_DTYPE, rounded_to_half
 from coordinator.experts.registry import after_round, round_counts
 from coordinator.experts.store import Revision
@@ -33,9 +34,18 @@ from coordinator.storage.payloads import StagedPayload
 from coordinator.strategies.bank_rules import LEAST_WEIGHT
 from coordinator.totals import Floats, GroupCounts, JointValues, SegmentChange, Total
 from schemas.maths.adapter import Layout, factor_of, is_of_one_base_model, module_of
-from schemas.maths.bank import SHARED, bank_layout, expert_layout, expert_of, first_a_of, group_of
+from schemas.maths.bank import (
+    SHARED,
+    bank_layout,
+    expert_layout,
+    expert_of,
+    first_a_of,
+    group_of,
+    number_of_differences,
+)
 from schemas.messages.updates import BankIndex
-from schemas.secure_sum.segments import NEW, RESPONSIBILITY, WEIGHT, is_of_expert
+from schemas.secure_sum.encoding import largest_encoded
+from schemas.secure_sum.segments import DIFFERENCES, NEW, RESPONSIBILITY, WEIGHT, is_of_expert
 from schemas.wire.digests import digest_from_hash
 
 # Values of an expert that one transaction writes: 8 MiB in float16.
@@ -79,7 +89,12 @@ class BankOfExperts(Part):
     ) -> BankIndex:
         """Change the bank by a sum, and stage the values of its changed experts."""
         number = closed.claim.number
-        self._change = change_bank(self._current, self._counts, self._model, total, revised, number)
+        summed = closed.opened.plan.privacy.secure_sum
+        if summed is None:
+            raise LookupError("the plan has no privacy.secure_sum")
+        self._change = change_bank(
+            self._current, self._counts, self._model, total, revised, number, summed.bits
+        )
         self._experts = stage_experts(closed, layout, self._change)
         return next_index(self._current, self._change, number, self._experts)
 
@@ -191,46 +206,35 @@ def change_bank(
     total: Total,
     revised: Mapping[str, SegmentChange],
     number: int,
+    bits: int,
 ) -> BankChange:
     """Apply a round to a bank: values of what was summed, then prior, birth, prune and merge.
+
+    `bits` are those of an encoded value of the sum.
 
     Raises:
         LookupError: retention has deleted values of the bank.
         ValueError: a new value is not finite.
     """
-    # All active experts are in memory at once, as float32, to be compared as functions.
-    states = {expert: model.state(expert, revised) for expert in current.experts}
-    # The shared expert is stored as the joint model and has no revisions.
-    changed = {_expert_of(segment) for segment in revised} - {SHARED}
     groups = {segment.partition(".")[0] for segment in total.segments if "." in segment}
     summed = [expert for group in sorted(groups) if (expert := expert_of(group)) is not None]
     sums = RoundSums(
         counts,
         {expert: total.number(f"{group_of(expert)}.{RESPONSIBILITY}") for expert in summed},
         has_newborn=NEW in groups and total.number(f"{NEW}.{WEIGHT}") >= LEAST_WEIGHT,
+        costs=_costs(current, total, summed),
+        step=1 / largest_encoded(bits),
     )
-    outcome = after_round(
-        current.bank,
-        current.rules,
-        sums,
-        number,
-        likeness=lambda first, second: products.cosine(states[first], states[second]),
-    )
-    contributors = {expert: counts.users.get(expert, 0) for expert in states}
+    outcome = after_round(current.bank, current.rules, sums, number)
+    # The shared expert is stored as the joint model and has no revisions. Values of experts that this round
+    # has ended are not stored.
+    changed = {_expert_of(segment) for segment in revised} & {expert.expert for expert in outcome.bank.active}
+    new = {expert: model.state(expert, revised) for expert in sorted(changed)}
+    contributors = {expert: counts.users.get(expert, 0) for expert in new}
     for event in outcome.events:
-        expert, peer = event.expert, event.peer
         if event.change == "born":
-            states[expert] = _newborn(model, total, expert)
-            contributors[expert] = counts.rejects
-            changed.add(expert)
-        elif event.change == "merged" and peer is not None:
-            weights = event.numbers["weight_peer"], event.numbers["weight"]
-            states[peer] = products.merged(states[peer], states[expert], weights, model.start(peer))
-            contributors[peer] += contributors[expert]
-            changed.add(peer)
-    active = {expert.expert for expert in outcome.bank.active}
-    # Values of experts that this round has ended are not stored.
-    new = {expert: states[expert] for expert in sorted(changed & active)}
+            new[event.expert] = _newborn(model, total, event.expert)
+            contributors[event.expert] = counts.rejects
     if not all(np.isfinite(values).all() for state in new.values() for values in state.values()):
         raise ValueError("a new value of an expert is not finite")
     return BankChange(sums, outcome, new, contributors)
@@ -266,6 +270,17 @@ def next_index(
     """Return the index of the bank after a round; `staged` are the experts that the round changed."""
     new = {expert.expert: expert.revision(number, 0) for expert in staged}
     return index_of(change.outcome.bank, {**current.revisions, **new}, current.since)
+
+
+def _costs(current: CurrentBank, total: Total, summed: list[int]) -> dict[Pair, Cost]:
+    """Return what other experts cost the members of each summed one."""
+    costs: dict[Pair, Cost] = {}
+    for expert in summed:
+        segment, others = f"{group_of(expert)}.{DIFFERENCES}", [k for k in current.experts if k != expert]
+        if segment in total.segments:  # not in a bank of one, nor in a sum of version 0.2.0
+            values = total.values(segment, 0, number_of_differences(len(current.experts)))
+            costs |= costs_of(expert, others, values.tolist(), current.rules.k_min)
+    return costs
 
 
 def _newborn(model: BankModel, total: Total, expert: int) -> State:

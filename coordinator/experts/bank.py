@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from coordinator.experts.equivalence import Cost
 from coordinator.strategies.bank_rules import Rules
 
 Status = Literal["active", "archived", "merged"]
@@ -43,7 +44,7 @@ class Bank:
 
     Attributes:
         rejected: the number of rounds in a row in which enough members rejected all experts.
-        alike: the number of rounds in a row in which two experts were alike, by their ordinals in order.
+        alike: the number of rounds in a row in which two experts were equivalent, by their ordinals in order.
         last_birth, last_prune: the rounds of the last birth and of the last archived expert.
     """
 
@@ -77,20 +78,22 @@ class RoundSums:
     Attributes:
         responsibilities: sum r_ik of the specialists that were summed, and of no other.
         has_newborn: whether the change of the members who rejected all experts was summed.
+        costs: what another expert in its place costs the members of each that was summed.
+        step: the distance of two encoded values of 1.
     """
 
     counts: RoundCounts
     responsibilities: Mapping[int, float]
     has_newborn: bool = False
+    costs: Mapping[Pair, Cost] = field(default_factory=dict)
+    step: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
     """A change of the bank, with its reason as a sentence and the numbers that it rests on.
 
-    `peer` is the shared expert of a newborn, and the expert that a merged one went into. Two experts are
-    merged by the numbers `weight` and `weight_peer`: their priors, which follow the sums of
-    responsibilities.
+    `peer` is the shared expert of a newborn, and the expert that takes the place of a merged one.
     """
 
     change: Change

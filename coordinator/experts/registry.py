@@ -1,16 +1,17 @@
 """Decide which experts of a bank are born, pruned and merged after a round. Pure.
 
 A round's sums give the number of members that used each expert, the sums of responsibilities of those that
-were summed, and the number of members whom no expert fits. Nothing in these decisions is about one member.
+were summed, what other experts would cost their members, and the number of members whom no expert fits.
+Nothing in these decisions is about one member.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
-from itertools import combinations
 
 from coordinator.experts.bank import Bank, Event, Expert, Outcome, RoundCounts, RoundSums
+from coordinator.experts.equivalence import MARGIN, equivalent_pairs
 from coordinator.strategies.bank_rules import Rules
 from coordinator.totals import GroupCounts
 from schemas.maths.bank import REJECT, SHARED, birth_minimum, expert_of, next_prior, normalised
@@ -40,22 +41,17 @@ def is_birth_due(bank: Bank, rules: Rules, counts: RoundCounts, lost: int, numbe
     )
 
 
-def after_round(
-    bank: Bank, rules: Rules, sums: RoundSums, number: int, likeness: Callable[[int, int], float]
-) -> Outcome:
+def after_round(bank: Bank, rules: Rules, sums: RoundSums, number: int) -> Outcome:
     """Return the bank after round `number`, whose M-step is done: prior, birth, prune, merge, in this order.
 
-    `likeness` returns the cosine of two active experts as functions after the M-step; it is called for the
-    pairs in which none is in its grace. A newborn has no part in the counts of its round.
+    A newborn has no part in the counts of its round.
     """
     bank = _with_prior(bank, sums)
     bank = _with_utilisation(bank, rules, sums.counts, number)
     events: list[Event] = []
-    for decide in (_birth, _prune):
+    for decide in (_birth, _prune, _merge):
         bank, event = decide(bank, rules, sums, number)
         events += [event] if event is not None else []
-    bank, event = _merge(bank, rules, number, likeness)
-    events += [event] if event is not None else []
     return Outcome(bank, tuple(events))
 
 
@@ -135,46 +131,55 @@ def _prune(bank: Bank, rules: Rules, sums: RoundSums, number: int) -> tuple[Bank
     return _with_priors(bank, normalised({peer.expert: peer.prior for peer in bank.active})), event
 
 
-def _merge(
-    bank: Bank, rules: Rules, number: int, likeness: Callable[[int, int], float]
-) -> tuple[Bank, Event | None]:
-    """Merge the two most alike experts into the older one, one pair in a round."""
+def _merge(bank: Bank, rules: Rules, sums: RoundSums, number: int) -> tuple[Bank, Event | None]:
+    """End one of two equivalent experts, the one with fewer members; one pair in a round."""
     # A newborn starts as a change of the shared expert, and would be merged before it has learnt its own
     # task.
-    settled = sorted(expert.expert for expert in bank.active if number > expert.grace_until)
-    cosines = {pair: likeness(*pair) for pair in combinations(settled, 2)}
-    alike = {
-        pair: bank.alike.get(pair, 0) + 1 for pair, value in cosines.items() if value >= rules.merge_above
-    }
+    settled = {expert.expert for expert in bank.active if number > expert.grace_until}
+    users = {expert.expert: sums.counts.users.get(expert.expert, 0) for expert in bank.active}
+    unused = {expert for expert, count in users.items() if not count}
+    equivalent = equivalent_pairs(sums.costs, sums.step, unused)
+    pairs = {pair: bounds for pair, bounds in equivalent.items() if settled.issuperset(pair)}
+    alike = {pair: bank.alike.get(pair, 0) + 1 for pair in pairs}
     bank = replace(bank, alike=alike)
     due = [pair for pair, rounds in alike.items() if rounds >= rules.merge_patience]
     if not due:
         return bank, None
-    pair = max(due, key=lambda candidate: (cosines[candidate], candidate))
-    older, younger = pair
-    into, ended = bank[older], bank[younger]
+    pair = min(due, key=lambda candidate: (max(pairs[candidate]), candidate))
+    # The older one if both have as many.
+    kept, ended = sorted(pair, key=lambda expert: (-users[expert], expert))
+    bound, bound_peer = pairs[pair] if ended < kept else reversed(pairs[pair])
+    losers = (
+        f"expert {kept} costs its {users[ended]} members less than {bound:.4f} of the loss without a "
+        "specialist, and it"
+        if users[ended]
+        else "nobody used it, and it"
+    )
+    unit = "" if users[ended] else " of the loss without a specialist"
     event = Event(
         "merged",
         number,
-        younger,
-        f"its function and that of expert {older} have a cosine of {cosines[pair]:.4f}, at least "
-        f"{rules.merge_above:g} in {alike[pair]} rounds in a row",
+        ended,
+        f"{losers} costs the {users[kept]} of expert {kept} less than {bound_peer:.4f}{unit}: at most "
+        f"{MARGIN:g} in {alike[pair]} rounds in a row",
         {
-            "cosine": cosines[pair],
-            "above": rules.merge_above,
+            "bound": bound,
+            "bound_peer": bound_peer,
+            "margin": MARGIN,
             "rounds": alike[pair],
-            "weight": ended.prior,
-            "weight_peer": into.prior,
+            "users": users[ended],
+            "users_peer": users[kept],
         },
-        peer=older,
+        peer=kept,
     )
-    utilisation = (into.utilisation or 0.0) + (ended.utilisation or 0.0)
+    into, before = bank[kept], bank[ended]
+    utilisation = (into.utilisation or 0.0) + (before.utilisation or 0.0)
     bank = _with_expert(
-        bank, replace(into, prior=into.prior + ended.prior, utilisation=min(1.0, utilisation), strikes=0)
+        bank, replace(into, prior=into.prior + before.prior, utilisation=min(1.0, utilisation), strikes=0)
     )
-    bank = _with_expert(bank, replace(ended, status="merged", merged_into=older, ended=number, prior=0.0))
-    # A streak with one of the two is about a function that no longer exists.
-    remaining = {peers: rounds for peers, rounds in alike.items() if not {older, younger} & set(peers)}
+    bank = _with_expert(bank, replace(before, status="merged", merged_into=kept, ended=number, prior=0.0))
+    # Members of the ended expert measure the kept one from the next round on: its streaks begin anew.
+    remaining = {peers: rounds for peers, rounds in alike.items() if not set(pair) & set(peers)}
     return replace(bank, alike=remaining), event
 
 

@@ -24,9 +24,8 @@ class Rules:
         prune_below: an average below this adds a strike, and one above `prune_until` clears them.
         prune_patience: the number of strikes after which an expert is archived.
         prune_cooldown: the number of rounds after an archived expert in which no other expert is archived.
-        merge_above: the smallest cosine, as functions, at which two experts are alike.
-        merge_patience: the number of consecutive rounds in which two experts must be alike before they are
-            merged.
+        merge_patience: the number of consecutive rounds in which two experts must be equivalent before they
+            are merged.
     """
 
     k_min: int = 3
@@ -40,7 +39,6 @@ class Rules:
     prune_until: float = 0.05
     prune_patience: int = 3
     prune_cooldown: int = 2
-    merge_above: float = 0.95
     merge_patience: int = 2
 
 

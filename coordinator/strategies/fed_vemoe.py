@@ -58,7 +58,6 @@ class Strategy(base.Strategy):
             prune_until=options.prune_until,
             prune_patience=options.prune_patience,
             prune_cooldown=options.prune_cooldown,
-            merge_above=options.merge_above,
             merge_patience=options.merge_patience,
         )
         return BankPlan(options.experts, options.explore_rounds, rules)

@@ -94,17 +94,15 @@ def _birth(record: Record) -> Iterator[str]:
 
 
 def _merge(record: Record) -> Iterator[str]:
-    merged = [event for event in record.bank.events if event.change == "merged"]
-    if not merged:
-        yield "no two experts were merged"
-    for event in merged:
+    # None need be: all silos of a task choose the better one of two equal experts.
+    for event in (event for event in record.bank.events if event.change == "merged"):
         both = (event.expert, event.peer or 0)
         served = [trained_groups(record, expert, until=event.round) for expert in both]
         main = [max(groups, key=lambda name: groups[name], default=None) for groups in served]
         if main[0] is None or main[0] != main[1]:
             yield f"expert {event.expert} was merged into {event.peer}, and they trained {served}"
-        if event.numbers["cosine"] < event.numbers["above"]:
-            yield f"expert {event.expert} was merged at a cosine below its threshold: {event.reason}"
+        if max(event.numbers["bound"], event.numbers["bound_peer"]) > event.numbers["margin"]:
+            yield f"expert {event.expert} was merged at a cost above the margin: {event.reason}"
 
 
 def _prune(record: Record) -> Iterator[str]:

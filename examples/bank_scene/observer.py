@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import time
-from itertools import combinations
 
-from client_agent.experts.bank_files import Arrays, bank_state, read_index
 from client_agent.experts.memory import EXPERTS, ExpertMemory
 from client_agent.rounds.training_result import TrainingResult
-from client_agent.storage.round_folder import TRAINED, WEIGHTS, RoundFolder
+from client_agent.storage.round_folder import TRAINED, RoundFolder
 from client_agent.transport.admin_client import Answer, Operator
-from coordinator.experts.products import cosine
 from examples.agents import DemoFailed
 from examples.bank_scene.record import RoundFacts
 from examples.bank_scene.silos import Silos
-from schemas.maths.adapter import Layout
-from schemas.maths.bank import SHARED, expert_tensors
 
 
 class Observer:
@@ -47,7 +42,6 @@ class Observer:
             sessions=[f"{session['kind']} {session['state']}" for session in view["secure_sum"]["sessions"]],
             choices={name: self.choices(name).rounds[number] for name in members},
             served={name: self._trained(name, number).scores.served["loss"].value for name in members},
-            likeness=self._likeness(number, members[0]),
         )
 
     def choices(self, name: str) -> ExpertMemory:
@@ -67,17 +61,3 @@ class Observer:
         if folder is None or not folder.has(TRAINED):
             raise DemoFailed(f"{name} was counted in round {number}, and its folder has no trained adapter")
         return TrainingResult.from_bytes(folder.read(TRAINED))
-
-    def _likeness(self, number: int, name: str) -> dict[str, float]:
-        """Return the cosines of all pairs of experts with which a round began, from a silo's folder."""
-        folder, home = self.folder(name, number), self._silos.home(name)
-        if folder is None or home is None:
-            return {}
-        index, layout = read_index(folder), _layout_of(self._trained(name, number).start)
-        bank = bank_state(home, folder.read(WEIGHTS), index, layout)
-        states = {entry.expert: expert_tensors(entry.expert, bank) for entry in index.experts}
-        return {f"{a}-{b}": round(cosine(states[a], states[b]), 4) for a, b in combinations(states, 2)}
-
-
-def _layout_of(bank: Arrays) -> Layout:
-    return {name: values.shape for name, values in expert_tensors(SHARED, bank).items()}

@@ -34,7 +34,6 @@ class RoundFacts(Strict):
         sessions: kinds and states of the sessions of the sum, in order.
         choices: what each silo chose, by its name; the coordinator does not know it.
         served: the loss of each silo before its own steps, on its test examples.
-        likeness: the cosines, as functions, of all pairs of experts with which the round began: `1-3`.
     """
 
     round: int
@@ -43,7 +42,6 @@ class RoundFacts(Strict):
     sessions: list[str]
     choices: dict[str, Choice]
     served: dict[str, float]
-    likeness: dict[str, float]
 
 
 class Record(Strict):

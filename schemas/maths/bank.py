@@ -80,6 +80,12 @@ def expert_layout(layout: Layout, expert: int) -> Layout:
     return {bank_tensor(expert, tensor): shape for tensor, shape in layout.items()}
 
 
+def specialists_in(layout: Layout) -> tuple[int, ...]:
+    """Return the specialists whose tensors a layout of a sum has, in order."""
+    places = (split_bank_tensor(name) for name in layout)
+    return tuple(sorted({place[0] for place in places if place is not None} - {SHARED}))
+
+
 def counted_groups(segments: Iterable[str]) -> tuple[str, ...]:
     """Return the groups whose members are counted: one for each expert with a segment, then `reject`.
 
@@ -126,6 +132,14 @@ def manifest(counts: Mapping[str, int], members: int, lost: int, k_min: int) -> 
     # are a group too.
     outside = members - counts.get(REJECT, 0)
     return frozenset(chosen if not outside or outside - lost >= k_min else chosen - {REJECT})
+
+
+def number_of_differences(experts: int) -> int:
+    """Return how many values a member adds to the differences of its expert, in a bank of `experts`.
+
+    They are 1, d_j of each other expert j by ordinal, then d_j^2 in the same order.
+    """
+    return 1 + 2 * (experts - 1)
 
 
 def birth_minimum(members: int, share: float, k_min: int) -> int:

@@ -15,7 +15,14 @@ from numpy.typing import NDArray
 
 from schemas.identity.documents import hash_of
 from schemas.maths.adapter import Layout, factor_of
-from schemas.maths.bank import REJECT, SHARED, expert_of, group_of, split_bank_tensor
+from schemas.maths.bank import (
+    REJECT,
+    SHARED,
+    expert_of,
+    group_of,
+    number_of_differences,
+    split_bank_tensor,
+)
 from schemas.messages.federations import FederationPlan
 from schemas.messages.secure_sum import Segment
 from schemas.messages.sum_plan import SecureSumPlan
@@ -25,6 +32,9 @@ from schemas.wire.digests import digest_from_hash
 
 WEIGHT, SCORES = "weight", "scores"
 RESPONSIBILITY = "responsibility"
+DIFFERENCES = "differences"
+"""What other experts would cost the members of one: `number_of_differences` values, in units of 1."""
+
 NEW = "new"
 """The prefix of the segments of a birth: what the members of `reject` learnt of the shared expert."""
 
@@ -41,8 +51,9 @@ def segments_of(plan: FederationPlan, layout: Layout, groups: Collection[str] = 
     """Return the segments of a round's sum under a plan with `privacy.secure_sum`.
 
     `groups` are those that are summed, after counts. An expert's tensors, `x3.l0.q.A`, make up segments of
-    its group, `x3.A`, followed by the sums of its members' weights w_ik and responsibilities r_ik. With the
-    group `reject`, what its members learnt of the shared expert is summed once more, as `new.A`.
+    its group, `x3.A`, followed by the sums of its members' weights w_ik and responsibilities r_ik, and of
+    what each other expert would cost them. With the group `reject`, what its members learnt of the shared
+    expert is summed once more, as `new.A`.
 
     Raises:
         ValueError: the plan has no secure sum.
@@ -67,6 +78,9 @@ def segments_of(plan: FederationPlan, layout: Layout, groups: Collection[str] = 
         if group in groups:
             factors = {name: sizes[name] for name in sorted(sizes) if _expert_of(name) == expert}
             segments += _group_segments(group, group, factors, clip, (WEIGHT, RESPONSIBILITY))
+            if len(experts) > 1:
+                name, values = f"{group}.{DIFFERENCES}", number_of_differences(len(experts))
+                segments.append(Segment(name=name, values=values, group=group, clip=_in_units(1.0)))
     if REJECT in groups:
         copies = {f"{NEW}.{factor}": sizes[factor] for factor in shared}
         segments += _group_segments(REJECT, NEW, copies, clip, (WEIGHT,))

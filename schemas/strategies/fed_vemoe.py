@@ -64,10 +64,16 @@ class FedVemoeOptions(StrategyOptions):
     """The number of strikes after which an expert is archived."""
     prune_cooldown: _Rounds = 2
     """The number of rounds after an archived expert in which no other expert is archived."""
-    merge_above: _Share = 0.95
-    """The smallest cosine, as functions, at which two experts are alike."""
     merge_patience: _Count = 2
-    """The number of consecutive rounds in which two experts must be alike before they are merged."""
+    """The number of consecutive rounds in which two experts must be equivalent before they are merged."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_removed(cls, options: object) -> object:
+        # Plans of version 0.2.0 may have it. Manifests name their digest, so that they stay as they are.
+        if not isinstance(options, dict):
+            return options
+        return {name: value for name, value in options.items() if name != "merge_above"}
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:

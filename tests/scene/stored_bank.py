@@ -15,6 +15,7 @@ from coordinator.experts import store
 from coordinator.experts.announcements import announce
 from coordinator.experts.bank import Bank, RoundCounts, RoundSums, new_bank
 from coordinator.experts.bodies import expert_head
+from coordinator.experts.equivalence import Cost
 from coordinator.experts.float16 import EXPERT_DTYPE
 from coordinator.experts.registry import after_round, is_birth_due
 from coordinator.experts.store import Revision
@@ -39,6 +40,9 @@ COUNTS = {
     6: RoundCounts(MEMBERS, {1: 8, 3: 3, 4: 0, 5: 4}, rejects=0),
 }
 """The counts of each round."""
+
+ALIKE = {(1, 2): Cost(7, 0.0, 0.0), (2, 1): Cost(4, 0.0, 0.0)}
+"""Experts 1 and 2 cost nothing in each other's place."""
 
 
 @dataclass(frozen=True)
@@ -70,8 +74,8 @@ def store_bank(database: Database, federation_id: str) -> list[StoredBody]:
 def _store_round(session, federation_id: str, number: int) -> StoredBody:
     bank, counts = store.load(session, federation_id), COUNTS[number]
     responsibilities = {expert: float(count) for expert, count in counts.users.items() if count}
-    sums = RoundSums(counts, responsibilities, is_birth_due(bank, RULES, counts, 0, number))
-    outcome = after_round(bank, RULES, sums, number, lambda *pair: 0.99 if pair == (1, 2) else 0.0)
+    sums = RoundSums(counts, responsibilities, is_birth_due(bank, RULES, counts, 0, number), ALIKE)
+    outcome = after_round(bank, RULES, sums, number)
     store.store_round(session, federation_id, number, sums, outcome)
     now = database_time(session)
     row = rounds.open_round(session, federation_id, number, now)

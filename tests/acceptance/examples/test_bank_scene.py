@@ -80,14 +80,13 @@ def record() -> Record:
             sessions=["counts done", "sum done"],
             choices=choices(number),
             served={},
-            likeness={},
         )
         for number in range(1, ROUNDS + 1)
     ]
     events = [
         event("born", 6, 4, 0, rejects=3, needed=3),
         event("born", 7, 5, 0, rejects=3, needed=3),
-        event("merged", 8, 5, 4, cosine=0.9, above=0.8),
+        event("merged", 8, 5, 4, bound=0.01, bound_peer=0.004, margin=0.02),
         event("pruned", 9, 3, None, users=0, utilisation=0.05),
     ]
     kills = [("training", "a-1"), ("between masked input and unmasking", "b-1"), ("coordinator", "it")]
@@ -173,6 +172,10 @@ def merge_strangers(scene: Record) -> None:
     scene.bank.events[index] = scene.bank.events[index].model_copy(update={"peer": 2})
 
 
+def merge_at_a_cost(scene: Record) -> None:
+    next(e for e in scene.bank.events if e.change == "merged").numbers["bound"] = 0.03
+
+
 def archive_too_early(scene: Record) -> None:
     index = next(i for i, e in enumerate(scene.bank.events) if e.change == "pruned")
     scene.bank.events[index] = scene.bank.events[index].model_copy(update={"round": 6})
@@ -203,8 +206,8 @@ def keep_the_process(scene: Record) -> None:
         (without("born"), "no expert was born after d had joined"),
         (misname_rejects, "the birth of expert 4 names 4 members who reject all"),
         (reject_elsewhere, "the birth of expert 4 is due to silos of {'a': 1, 'd': 2}"),
-        (without("merged"), "no two experts were merged"),
         (merge_strangers, "expert 5 was merged into 2, and they trained"),
+        (merge_at_a_cost, "expert 5 was merged at a cost above the margin"),
         (without("pruned"), "expert 3, which c used until it left, was not archived"),
         (archive_too_early, "expert 3 of c was archived after round 6"),
         (send_the_newcomer_elsewhere, "the newcomer chose expert 2 in round 10, and its group {1}"),

@@ -80,10 +80,12 @@ def test_a_sum_has_segments_of_its_groups() -> None:
         ("x2.B", 20, "x2"),
         ("x2.weight", 1, "x2"),
         ("x2.responsibility", 1, "x2"),
+        ("x2.differences", 5, "x2"),  # of itself, and of two other experts
         ("x10.A", 24, "x10"),
         ("x10.B", 20, "x10"),
         ("x10.weight", 1, "x10"),
         ("x10.responsibility", 1, "x10"),
+        ("x10.differences", 5, "x10"),
         ("new.A", 24, "reject"),
         ("new.B", 20, "reject"),
         ("new.weight", 1, "reject"),

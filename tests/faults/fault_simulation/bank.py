@@ -206,17 +206,13 @@ class BankSeen:
                 after[expert] = after[expert] + self._mean(decoded, f"x{expert}")
                 changed.add(expert)
         for event in events:
-            expert, peer = event["expert"], event["peer"]
+            expert = event["expert"]
             if event["change"] == "born":
                 after[expert] = self._mean(decoded, "new")
                 changed.add(expert)
                 continue
-            ended = after.pop(expert)
+            del after[expert]  # a merged expert ends, and its peer stays as it is
             changed.discard(expert)
-            if event["change"] == "merged":
-                shares = np.array([event["numbers"]["weight_peer"], event["numbers"]["weight"]])
-                after[peer] = shares @ np.stack([after[peer], ended]) / shares.sum()
-                changed.add(peer)
         return after, changed
 
     @property

@@ -10,7 +10,7 @@ BANKED = 0.5
 """The share of the schedules with counts whose strategy has a bank of experts."""
 
 _MOST_EXPERTS = 4
-_AT_ONCE = {"explore_rounds": 0, "grace": 0, "birth_cooldown": 0, "prune_cooldown": 0, "merge_patience": 1}
+_AT_ONCE = {"explore_rounds": 0, "grace": 0, "birth_cooldown": 0, "prune_cooldown": 0}
 """Few rounds are played, so that a bank changes in its first ones."""
 
 
@@ -21,7 +21,7 @@ class BankDrawn:
     experts: int
     birth_patience: int
     prune_patience: int
-    merge_above: float
+    merge_patience: int
 
     def strategy(self) -> dict[str, Any]:
         """Write the strategy as a plan names it."""
@@ -40,5 +40,5 @@ def bank_of(seed: int) -> BankDrawn | None:
         experts=dice.choice([2, 2, 3]),
         birth_patience=dice.choice([1, 1, 2]),
         prune_patience=dice.choice([1, 1, 64]),
-        merge_above=dice.choice([0.0, 1.0, 1.0]),
+        merge_patience=dice.choice([1, 64, 64]),
     )

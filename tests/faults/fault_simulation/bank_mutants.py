@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from coordinator.aggregation import bank_round
-from coordinator.experts import announcements, products
+from coordinator.experts import announcements, registry
 from coordinator.experts.current_bank import index_of
 from schemas.maths.bank import SHARED
 from tests.faults.fault_simulation.fault_rates import FaultRates, Plan
@@ -26,7 +26,7 @@ def _is_born(plan: Plan, _: FaultRates) -> bool:
 
 def _is_merged(plan: Plan, _: FaultRates) -> bool:
     bank = plan.summed.bank if plan.summed is not None else None
-    return bank is not None and bank.merge_above == 0.0
+    return bank is not None and bank.merge_patience == 1
 
 
 omits("changes a bank and tells nobody", announcements, "announce", banked)
@@ -50,7 +50,7 @@ def bears_experts_with_the_shared_one_in_them(
     }
 
 
-@replaces(products, "merged", _is_merged)
-def forgets_the_younger_of_merged_experts(_: Callable[..., Any], older: Any, *__: Any) -> Any:
-    """A merged expert is the older one."""
-    return older
+@replaces(registry, "_with_expert", _is_merged)
+def keeps_merged_experts_active(with_expert: Callable[..., Any], bank: Any, expert: Any) -> Any:
+    """A merged expert is told and never ends."""
+    return bank if expert.status == "merged" else with_expert(bank, expert)

@@ -1,6 +1,7 @@
 """Agents with a bank of experts: their choice and their simulated training.
 
-In a round most agents choose the same expert, and all of them, most or none reject the bank.
+In most rounds most agents choose the same expert; all of them, most or none reject the bank. Experts cost all
+agents nothing in each other's place: those with enough members are merged where the plan is impatient.
 """
 
 from __future__ import annotations
@@ -90,13 +91,15 @@ def chosen(seed: int, place: tuple[int, int, int], specialists: Sequence[int]) -
     """Draw what an agent chooses in an attempt at a round's training."""
     mood = random.Random(f"mood {seed} {place[1]}")
     favourite, rejecting = mood.choice(specialists), mood.choice([0.0, 0.7, 1.0])
+    agreed = mood.choice([0.8, 0.8, 0.0])
     dice = random.Random(f"choice {seed} {place}")
-    expert = favourite if dice.random() < 0.8 else dice.choice(specialists)
+    expert = favourite if dice.random() < agreed else dice.choice(specialists)
     return Choice(
         responsibilities={expert: dice.choice([0.5, 1.0])},
         trained=(expert,),
         exploring=False,
         rejects=dice.random() < rejecting,
+        differences={expert: {other: 0.0 for other in specialists if other != expert}},
     )
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from client_agent.experts.responsibilities import (
     ProbeLosses,
+    differences,
     fit,
     regret,
     rejects,
@@ -70,3 +71,18 @@ def test_client_rejects_a_bank_far_from_its_model() -> None:
     assert not rejects(useless, 1.95, **LIMITS)
     assert not rejects(useless, None, **LIMITS)
     assert rejects(ProbeLosses(shared=2.0, specialists={1: 1.5}), 1.0, **LIMITS)
+
+
+def test_differences_are_shares_of_the_shared_loss() -> None:
+    losses = ProbeLosses(shared=2.0, specialists={1: 0.5, 2: 0.6, 3: 0.1, 4: 9.0})
+    assert differences(losses, 1) == pytest.approx({2: 0.05, 3: -0.2, 4: 1.0})
+    gain = {expert: fit(ProbeLosses(2.0, {expert: loss})) for expert, loss in losses.specialists.items()}
+    assert differences(losses, 1)[2] == pytest.approx(gain[1] - gain[2])
+
+
+@pytest.mark.parametrize("broken", [inf, nan])
+def test_experts_without_finite_loss_cost_the_whole(broken: float) -> None:
+    losses = ProbeLosses(shared=2.0, specialists={1: 0.5, 2: broken})
+    assert differences(losses, 1) == {2: 1.0}
+    assert differences(losses, 2) == {1: 1.0}
+    assert differences(ProbeLosses(0.0, {1: 0.0, 2: 0.0}), 1) == {2: 0.0}

@@ -91,6 +91,27 @@ def test_expert_weight_of_a_member_is_its_responsibility() -> None:
     assert not values["x1.B"].any()  # it was not chosen in this round
 
 
+def test_costs_of_a_member_are_summed_with_their_squares() -> None:
+    values = encoded(change("x1"), differences={1: {2: -0.25}})
+    assert values["x1.differences"] == pytest.approx([1, -0.25, 0.0625], abs=2 / largest_encoded(16))
+    assert values["x1.differences"][0] == 1  # exactly, so that the number of members is known
+    assert not values["x2.differences"].any()
+
+
+def test_member_without_probe_set_adds_random_large_costs() -> None:
+    drawn = [encoded(change("x1"))["x1.differences"] for _ in range(8)]
+    costs = np.array([values[1] for values in drawn])
+    assert costs.min() >= 0.5 - 1e-4
+    assert costs.max() <= 1
+    assert np.ptp(costs) > 0.05
+    assert all(values[0] == 1 for values in drawn)
+
+
+def test_costs_beyond_the_loss_itself_are_clipped() -> None:
+    values = encoded(change("x1"), differences={1: {2: 7.0}})
+    np.testing.assert_array_equal(values["x1.differences"], [1, 1, 1])
+
+
 def test_rejecting_member_repeats_shared_change_as_new_expert() -> None:
     trained = change()
     values = encoded(trained, rejects=True)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -30,13 +30,17 @@ SCORES = Scores.model_validate(scored({"loss": 1.0}))
 
 @dataclass(frozen=True)
 class MemberUpdate:
-    """The training result of a member: the changes of the shared expert and of its specialist."""
+    """The training result of a member: the changes of the shared expert and of its specialist.
+
+    `costs` are what other specialists in its place cost the member; it has no probe set without them.
+    """
 
     expert: int
     change: float
     shared: float = 0.0
     rejects: bool = False
     responsibility: float = 1.0
+    costs: Mapping[int, float] = field(default_factory=dict)
 
 
 @dataclass
@@ -127,6 +131,7 @@ class BankScene:
             bank=index,
             responsibilities={change.expert: change.responsibility},
             rejects=change.rejects,
+            differences={change.expert: change.costs},
         )
         memberships = {f"x{change.expert}"} | ({"reject"} if change.rejects else set())
         return result.encode(number), frozenset(memberships)

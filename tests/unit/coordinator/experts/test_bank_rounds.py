@@ -11,7 +11,7 @@ from tests.scene.rounds import LAYOUT
 from tests.unit.coordinator.experts.bank_scene import BankScene, MemberUpdate, State, bank_scene
 
 TOLERANCE = 1e-3
-OF_NEITHER = {"merge_above": 1.0, "prune_patience": 64}
+OF_NEITHER = {"merge_patience": 64, "prune_patience": 64}
 
 
 def fills(state: State, expert: int) -> float:
@@ -116,7 +116,7 @@ def test_small_groups_of_rejecters_cause_no_birth(coordinator: Served, rejecting
 
 
 def test_an_unused_expert_is_archived(coordinator: Served) -> None:
-    scene = bank_scene(coordinator, 3, merge_above=1.0, prune_patience=1)
+    scene = bank_scene(coordinator, 3, merge_patience=64, prune_patience=1)
     scene.run_round(1, [MemberUpdate(1, 0.3)] * 3)
     assert events(scene) == [("pruned", 2, None)]
     assert [entry.expert for entry in scene.begin(scene.silos[0], 2)[1].experts] == [1]
@@ -127,15 +127,51 @@ def test_an_unused_expert_is_archived(coordinator: Served) -> None:
 
 
 @pytest.mark.slow
-def test_similar_experts_are_merged(coordinator: Served) -> None:
-    scene = bank_scene(coordinator, 6, merge_patience=1, prune_patience=64)
-    scene.run_round(1, [*[MemberUpdate(1, 0.2)] * 3, *[MemberUpdate(2, 0.6)] * 3])
-    assert events(scene) == [("merged", 2, 1)]
+def test_equivalent_experts_are_merged(coordinator: Served) -> None:
+    scene = bank_scene(coordinator, 7, merge_patience=1, prune_patience=64)
+    scene.run_round(
+        1, [*[MemberUpdate(1, 0.2, costs={2: 0.001})] * 3, *[MemberUpdate(2, 0.6, costs={1: 0.002})] * 4]
+    )
+    assert events(scene) == [("merged", 1, 2)]
+    numbers = scene.shown()["events"][0]["numbers"]
+    assert (numbers["users"], numbers["users_peer"]) == (3, 4)
+    assert 0.001 < numbers["bound"] < 0.02
     state, index, _ = scene.begin(scene.silos[0], 2)
-    assert [(entry.expert, entry.revision, entry.prior) for entry in index.experts] == [(1, 1, 1.0)]
-    assert fills(state, 1) == pytest.approx(0.4, abs=TOLERANCE)
-    scene.run_round(2, [MemberUpdate(1, 0.1)] * 6)
-    assert fills(scene.begin(scene.silos[0], 3)[0], 1) == pytest.approx(0.5, abs=TOLERANCE)
+    assert [(entry.expert, entry.revision, entry.prior) for entry in index.experts] == [(2, 1, 1.0)]
+    assert fills(state, 2) == pytest.approx(0.6, abs=TOLERANCE)
+    scene.run_round(2, [MemberUpdate(2, 0.1)] * 7)
+    assert fills(scene.begin(scene.silos[0], 3)[0], 2) == pytest.approx(0.7, abs=2 * TOLERANCE)
+
+
+def test_an_unused_twin_is_merged(coordinator: Served) -> None:
+    scene = bank_scene(coordinator, 3, merge_patience=1, prune_patience=64)
+    scene.run_round(1, [MemberUpdate(1, 0.3, costs={2: 0.001})] * 3)
+    assert events(scene) == [("merged", 2, 1)]
+    assert scene.shown()["experts"][1]["merged_into"] == 1
+    state, index, _ = scene.begin(scene.silos[0], 2)
+    assert [entry.expert for entry in index.experts] == [1]
+    assert fills(state, 1) == pytest.approx(0.3, abs=TOLERANCE)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("of_first", "of_second"),
+    [
+        ([{2: 0.4}] * 3, [{1: 0.001}] * 3),
+        ([{2: 0.0}] * 3, [{1: 0.0}] * 2),
+        ([{2: 0.0}, {2: 0.0}, {}], [{1: 0.0}] * 3),
+        ([{2: 0.0}, {2: 0.0}, {2: 0.2}], [{1: 0.0}] * 3),
+    ],
+    ids=["other tasks", "below k_min", "without a probe set", "hurts a member"],
+)
+def test_costly_or_unmeasured_merges_are_left_out(
+    coordinator: Served, of_first: list[dict[int, float]], of_second: list[dict[int, float]]
+) -> None:
+    scene = bank_scene(coordinator, len(of_first) + len(of_second), merge_patience=1, prune_patience=64)
+    changes = [MemberUpdate(1, 0.2, costs=costs) for costs in of_first]
+    changes += [MemberUpdate(2, 0.6, costs=costs) for costs in of_second]
+    scene.run_round(1, changes)
+    assert events(scene) == []
 
 
 def test_a_strategy_with_experts_needs_sums(coordinator: Served) -> None:

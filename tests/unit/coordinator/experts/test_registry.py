@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from coordinator.experts.bank import Bank, Event, Outcome, RoundCounts, RoundSums, new_bank
+from coordinator.experts.equivalence import Cost, Pair
 from coordinator.experts.registry import after_round, is_birth_due
 from coordinator.strategies.bank_rules import Rules
 
@@ -15,8 +16,10 @@ RULES = Rules()
 MEMBERS = 15
 
 
-def unlike(first: int, second: int) -> float:
-    return 0.0
+def like(*pairs: tuple[int, int], cost: float = 0.0) -> dict[Pair, Cost]:
+    """Return costs of five members of each expert, the same in both directions."""
+    both = [pair for first, second in pairs for pair in ((first, second), (second, first))]
+    return dict.fromkeys(both, Cost(5, 5 * cost, 5 * cost**2))
 
 
 def counts(users: Mapping[int, int], rejects: int = 0, members: int = MEMBERS) -> RoundCounts:
@@ -31,13 +34,13 @@ def play_round(
     *,
     rules: Rules = RULES,
     members: int = MEMBERS,
-    likeness: object = unlike,
+    costs: Mapping[Pair, Cost] | None = None,
 ) -> Outcome:
     """Apply a round to the registry; the change of rejecters is summed when a birth is due."""
     counted = counts(users, rejects, members)
     summed = {expert: float(count) for expert, count in users.items() if count >= rules.k_min}
-    sums = RoundSums(counted, summed, is_birth_due(bank, rules, counted, 0, number))
-    return after_round(bank, rules, sums, number, likeness)  # type: ignore[arg-type]
+    sums = RoundSums(counted, summed, is_birth_due(bank, rules, counted, 0, number), costs or {})
+    return after_round(bank, rules, sums, number)
 
 
 def even(bank: Bank) -> dict[int, int]:
@@ -116,7 +119,7 @@ def test_changes_of_rejecters_are_summed_for_due_births() -> None:
 def test_a_birth_needs_the_change_of_rejecters() -> None:
     bank = replace(new_bank(2, RULES, 0), rejected=4)
     sums = RoundSums(counts(even(bank), rejects=9), {1: 7.0}, has_newborn=False)
-    outcome = after_round(bank, RULES, sums, 9, unlike)
+    outcome = after_round(bank, RULES, sums, 9)
     assert not outcome.events
     assert outcome.bank.rejected == 5
 
@@ -181,34 +184,71 @@ def test_expert_numbers_are_never_reused() -> None:
     assert [expert.expert for expert in bank.active] == [1, 2, 4]
 
 
-def test_similar_experts_are_merged_in_the_second_round() -> None:
-    bank, pairs = new_bank(3, RULES, 0), []
-
-    def likeness(first: int, second: int) -> float:
-        pairs.append((first, second))
-        return 0.97 if (first, second) == (1, 3) else 0.2
-
-    graced = play_round(bank, 3, even(bank), likeness=likeness)
-    assert not pairs
-    once = play_round(graced.bank, 4, even(bank), likeness=likeness)
+def test_equivalent_experts_are_merged_in_the_second_round() -> None:
+    bank = new_bank(3, RULES, 0)
+    users = {1: 4, 2: 5, 3: 6}
+    graced = play_round(bank, 3, users, costs=like((1, 3)))
+    assert not graced.bank.alike
+    once = play_round(graced.bank, 4, users, costs=like((1, 3)))
     assert not once.events
-    assert not play_round(once.bank, 5, even(bank)).bank.alike  # no longer alike: counted anew
-    merged = play_round(once.bank, 5, {1: 6, 2: 5, 3: 4}, likeness=likeness)
+    assert not play_round(once.bank, 5, users).bank.alike  # not measured: counted anew
+    merged = play_round(once.bank, 5, users, costs=like((1, 3)))
     [event] = merged.events
-    assert (event.change, event.expert, event.peer) == ("merged", 3, 1)
+    assert (event.change, event.expert, event.peer) == ("merged", 1, 3)
     assert event.reason == (
-        "its function and that of expert 1 have a cosine of 0.9700, at least 0.95 in 2 rounds in a row"
+        "expert 3 costs its 4 members less than 0.0000 of the loss without a specialist, and it costs the 6 "
+        "of expert 3 less than 0.0000: at most 0.02 in 2 rounds in a row"
     )
-    assert event.numbers["weight_peer"] / event.numbers["weight"] == pytest.approx(6 / 4, rel=1e-3)
-    assert (merged.bank[3].status, merged.bank[3].merged_into) == ("merged", 1)
-    assert merged.bank[1].prior == pytest.approx(10 / 15, rel=1e-3)
+    assert event.numbers == {
+        "bound": 0.0,
+        "bound_peer": 0.0,
+        "margin": 0.02,
+        "rounds": 2,
+        "users": 4,
+        "users_peer": 6,
+    }
+    assert (merged.bank[1].status, merged.bank[1].merged_into) == ("merged", 3)
+    assert merged.bank[3].prior == pytest.approx(10 / 15, rel=1e-3)
     assert sum(expert.prior for expert in merged.bank.active) == pytest.approx(1)
 
 
-def test_the_most_similar_pair_of_experts_is_merged() -> None:
+def test_the_older_of_equally_used_experts_stays() -> None:
+    bank = replace(new_bank(3, RULES, 0), alike={(2, 3): 1})
+    merged = play_round(bank, 9, even(bank), costs=like((2, 3)))
+    assert [(event.expert, event.peer) for event in merged.events] == [(3, 2)]
+
+
+def test_bounds_are_told_by_whose_members_pay() -> None:
+    bank = replace(new_bank(2, RULES, 0), alike={(1, 2): 1})
+    costs = {(1, 2): Cost(5, 0.05, 5e-4), (2, 1): Cost(9, 0.0, 0.0)}
+    merged = play_round(bank, 9, {1: 5, 2: 9}, costs=costs)
+    [event] = merged.events
+    assert (event.expert, event.peer) == (1, 2)
+    assert (event.numbers["bound"], event.numbers["bound_peer"]) == pytest.approx((0.01, 0.0))
+
+
+def test_an_unused_expert_is_merged_by_members_of_the_other() -> None:
+    bank = replace(new_bank(3, RULES, 0), alike={(1, 2): 1, (1, 3): 1})
+    costs = {(2, 1): Cost(6, 0.006, 1e-5), (2, 3): Cost(6, 6.0, 6.0)}
+    merged = play_round(bank, 9, {1: 0, 2: 6, 3: 2}, costs=costs)
+    [event] = merged.events
+    assert (event.expert, event.peer, event.numbers["bound"]) == (1, 2, 0.0)
+    assert event.reason == (
+        "nobody used it, and it costs the 6 of expert 2 less than 0.0017 of the loss without a specialist: "
+        "at most 0.02 in 2 rounds in a row"
+    )
+
+
+def test_an_expert_of_few_members_is_not_merged() -> None:
+    """Two members are below `k_min`: what they would lose is not known."""
+    bank = replace(new_bank(2, RULES, 0), alike={(1, 2): 9})
+    assert not play_round(bank, 9, {1: 2, 2: 6}, costs={(2, 1): Cost(6, 0.0, 0.0)}).events
+
+
+def test_the_cheapest_pair_of_experts_is_merged() -> None:
     bank = replace(new_bank(4, RULES, 0), alike={(1, 2): 1, (3, 4): 1, (2, 4): 1})
-    cosines = {(1, 2): 0.96, (3, 4): 0.99, (2, 4): 0.97}
-    merged = play_round(bank, 9, even(bank), likeness=lambda *pair: cosines.get(pair, 0.0))
+    costs = like((1, 2), cost=0.01) | like((3, 4)) | like((2, 4), cost=0.005)
+    merged = play_round(bank, 9, even(bank), costs=costs)
     assert [(event.expert, event.peer) for event in merged.events] == [(4, 3)]
     assert merged.bank.alike == {(1, 2): 2}
 
@@ -217,20 +257,14 @@ def test_rounds_decide_prior_birth_prune_merge_in_order() -> None:
     rules = replace(RULES, merge_patience=1)
     bank = replace(new_bank(4, rules, 0), rejected=1)
     bank = replace(bank, experts=(*bank.experts[:3], replace(bank[4], strikes=2, utilisation=0.0)))
-    pairs = []
-
-    def likeness(first: int, second: int) -> float:
-        pairs.append((first, second))
-        return 0.99 if (first, second) == (1, 2) else 0.0
-
-    outcome = play_round(bank, 9, {1: 3, 2: 9}, rejects=6, rules=rules, likeness=likeness)
+    costs = like((1, 2), (1, 4), (1, 5), cost=0.01) | like((1, 4))
+    outcome = play_round(bank, 9, {1: 3, 2: 9, 4: 0}, rejects=6, rules=rules, costs=costs)
     assert [(event.change, event.expert) for event in outcome.events] == [
         ("born", 5),
         ("pruned", 4),
-        ("merged", 2),
+        ("merged", 1),  # with 2: neither the newborn nor the pruned expert takes part
     ]
-    assert pairs == [(1, 2), (1, 3), (2, 3)]  # neither the newborn nor the pruned expert
-    assert outcome.bank[1].status == "active"
+    assert outcome.bank[2].status == "active"
     assert sum(expert.prior for expert in outcome.bank.active) == pytest.approx(1)
 
 

@@ -44,7 +44,7 @@ def test_a_birth_needs_a_sum_of_weights(weight: float, born: list[int]) -> None:
     rules = Rules(birth_patience=1)
     current = CurrentBank(new_bank(2, rules, 0), rules, {})
     counts = RoundCounts(10, {1: 5, 2: 5}, rejects=4)
-    change = change_bank(current, counts, cast(Any, FakeModel()), cast(Any, FakeTotal(weight)), {}, 1)
+    change = change_bank(current, counts, cast(Any, FakeModel()), cast(Any, FakeTotal(weight)), {}, 1, 16)
     assert [event.expert for event in change.outcome.events] == born
     assert list(change.states) == born
     for state in change.states.values():

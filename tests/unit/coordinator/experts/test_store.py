@@ -24,7 +24,7 @@ from coordinator.storage import garbage_collection, payloads
 from coordinator.strategies.bank_rules import Rules
 from coordinator.strategies.opening import open_plan
 from schemas.messages.federations import FederationPlan
-from tests.scene.stored_bank import PLAN, store_bank, store_new
+from tests.scene.stored_bank import ALIKE, PLAN, store_bank, store_new
 from tests.unit.coordinator.rows import federation_row
 
 FEDERATION = "fed_bank"
@@ -47,8 +47,9 @@ def play_round(database: Database, number: int, users: dict[int, int], rejects: 
         assert bank is not None
         counts = RoundCounts(15, users, rejects)
         newborn = is_birth_due(bank, RULES, counts, 0, number)
-        sums = RoundSums(counts, {expert: float(count) for expert, count in users.items()}, newborn)
-        outcome = after_round(bank, RULES, sums, number, lambda *pair: 0.99 if pair == (1, 2) else 0.0)
+        responsibilities = {expert: float(count) for expert, count in users.items()}
+        sums = RoundSums(counts, responsibilities, newborn, ALIKE)
+        outcome = after_round(bank, RULES, sums, number)
         store.store_round(session, FEDERATION, number, sums, outcome)
     return outcome.bank
 
@@ -73,7 +74,7 @@ def test_a_bank_and_its_memory_are_read_back(database: Database) -> None:
         ("merged", 2, 1),
     ]
     assert changes[0]["reason"].startswith("5 of 15 members fit no expert")
-    assert changes[1]["numbers"]["cosine"] == 0.99
+    assert changes[1]["numbers"]["users"] == 4
 
 
 def test_a_round_is_stored_once(database: Database) -> None:

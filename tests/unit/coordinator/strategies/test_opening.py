@@ -30,6 +30,12 @@ def test_a_plan_opens_with_its_strategy_and_options() -> None:
     assert opened.options.least_rank == 3
 
 
+def test_a_removed_option_of_a_stored_plan_is_ignored() -> None:
+    stored = federation_plan("fed_vemoe", {"merge_above": 0.1, "merge_patience": 3})
+    assert open_plan(stored).strategy.bank.rules.merge_patience == 3  # type: ignore[union-attr]
+    assert stored.strategy.options["merge_above"] == 0.1  # manifests have the digest of this plan
+
+
 def test_strategies_are_made_in_a_single_module() -> None:
     calls = [(name, ast.unparse(node.func)) for name, node in _nodes("make(") if isinstance(node, ast.Call)]
     makes = [name for name, called in calls if called.rpartition(".")[2] == "make"]
