@@ -10,6 +10,9 @@ SEED ?= 0
 SCHEDULES ?= 100
 FIRST_SEED ?= auto
 SHARD ?= all
+MINUTES ?= 60
+SIZES ?= 1b,7b
+QUANTIZATION ?= nf4
 # One thread per process: agents and test workers share the cores, and oversubscription costs more than it gives.
 RUN := OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1
 # Images of Python often switch bytecode off. The tests start hundreds of processes, and each would compile its
@@ -96,6 +99,9 @@ test-gpu: setup ## Models of 1 and 7 billion parameters in 16, 8 and 4 bits, and
 	$(RUN) $(BIN)/python -m benchmarks.training_step --device cuda --size 1b --quantization nf4 --gradient-checkpointing
 	$(RUN) $(BIN)/python -m benchmarks.training_step --device cuda --size 7b --quantization nf4 --gradient-checkpointing
 
+gpu-day: setup ## What needs a GPU in the order of its worth, until MINUTES=60 are over; SIZES=tiny QUANTIZATION=none on a CPU
+	$(RUN) $(BIN)/python -m benchmarks.gpu_day --minutes $(MINUTES) --sizes $(SIZES) --quantization $(QUANTIZATION)
+
 bench: setup ## What rounds, aggregation and a training step cost (an hour; nothing else should run)
 	$(RUN) $(BIN)/python -m benchmarks.round
 	$(RUN) $(BIN)/python -m benchmarks.aggregation
@@ -146,4 +152,4 @@ dist: setup ## Build dist/: sdist and wheel
 clean: ## Remove what was built, not what was trained
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
-.PHONY: help setup demo demo-tiny test test-slow test-long test-system test-s3 fault-simulation stress charts images-check load release-check test-gpu bench lint format models real-models screenshots openapi reference docs docs-serve lock dist clean
+.PHONY: help setup demo demo-tiny test test-slow test-long test-system test-s3 fault-simulation stress charts images-check load release-check test-gpu gpu-day bench lint format models real-models screenshots openapi reference docs docs-serve lock dist clean

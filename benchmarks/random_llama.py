@@ -50,6 +50,9 @@ SIZES = {
     "7b": Size(4096, 11008, 32, 32, 32, 32000, batch=4, length=512),
 }
 
+LARGE = ("1b", "7b")
+"""Sizes that need a GPU, and whose activations are recomputed in training."""
+
 
 def built(size: Size, *, device: torch.device, dtype: torch.dtype, quantization: Quantization) -> BaseModel:
     """Build a frozen model as `load_base_model` would load it, from the current random numbers."""

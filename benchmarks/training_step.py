@@ -147,7 +147,7 @@ def main() -> None:
     out = arguments.out or Path("runs/benchmarks") / name
     result = measure(
         SIZES[arguments.size],
-        device=_device(arguments.device),
+        device=device_of(arguments.device),
         quantization=arguments.quantization,
         rank=arguments.rank,
         checkpointing=arguments.gradient_checkpointing,
@@ -206,7 +206,7 @@ def measure(
         for name in names[turn % len(names) :] + names[: turn % len(names)]:
             with makers[name]() as adapter:
                 trainable[name] = sum(p.numel() for p in adapter.named_parameters().values())
-                laps[name].append(_measure_steps(base, adapter, size, plan))
+                laps[name].append(measure_steps(base, adapter, size, plan))
     return {
         "machine": machine,
         "device": _name(device),
@@ -233,7 +233,7 @@ def _makers(base: BaseModel, plan: AdapterPlan) -> dict[str, Callable[[], Adapte
     }
 
 
-def _measure_steps(base: BaseModel, adapter: Adapter, size: Size, plan: TrainingPlan) -> Lap:
+def measure_steps(base: BaseModel, adapter: Adapter, size: Size, plan: TrainingPlan) -> Lap:
     """Train; the first step, which allocates memory and selects kernels, does not count."""
     on_gpu = base.device.type == "cuda"
     ends: list[float] = []
@@ -279,7 +279,8 @@ def _parameters(size: Size) -> int:
     return size.layers * layer + size.width + (1 if size.tied else 2) * size.vocabulary * size.width
 
 
-def _device(name: str) -> torch.device:
+def device_of(name: str) -> torch.device:
+    """Return the device of a name; `auto` is the GPU if there is one."""
     return torch.device(("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name)
 
 

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from studies.compare import Comparison
     from studies.engines import Engine
     from studies.report.summary import Report
+    from studies.study import Study
 from studies.interrupts import answer_at_once
-from studies.study import Study
 
 compare = typer.Typer()
 

@@ -19,6 +19,11 @@ The key-value cache of a generated batch is the largest part: .4 GiB for a model
 (46 KiB per token), 4 GiB for 7 billion without grouped heads (512 KiB). A text longer than this is a batch of
 its own.
 """
+TOKENS_PER_PASS_ON_CPU = 512
+"""Tokens of a batch without gradients and cache on a CPU, padding included.
+
+Tensors of larger batches leave the processor's cache, and the allocator maps their memory anew in each layer.
+"""
 LOGITS_AT_ONCE = 2**25
 """Logits that are held at once, 128 MiB in float32: with 262,144 tokens in the vocabulary 128 positions."""
 
@@ -59,6 +64,11 @@ def answer_logits(base: BaseModel, batch: Batch) -> tuple[Tensor, Tensor]:
     is_answer = batch.targets != NO_TARGET  # (n, t)
     hidden = hidden_states(base, batch)[is_answer]  # (m, d)
     return base.parts.logits(base.model, hidden).float(), batch.targets[is_answer]
+
+
+def tokens_per_pass(device: torch.device) -> int:
+    """Return the largest number of tokens of a forward pass without gradients and cache."""
+    return TOKENS_PER_PASS_ON_CPU if device.type == "cpu" else TOKENS_PER_BATCH
 
 
 def grouped_by_length(lengths: Sequence[int], budget: int = TOKENS_PER_BATCH) -> Iterator[list[int]]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from client_agent.model.forward import LOGITS_AT_ONCE, grouped_by_length, hidden_states
+from client_agent.model.forward import LOGITS_AT_ONCE, grouped_by_length, hidden_states, tokens_per_pass
 from client_agent.model.loading import BaseModel
 from client_agent.model.tokens import TokenizedText, collate, pad_id
 
@@ -57,7 +57,8 @@ def answer_losses(base: BaseModel, texts: Sequence[TokenizedText]) -> list[Answe
     """
     rows = shared_rows(texts)
     answers: dict[int, AnswerLosses] = {}
-    for group in grouped_by_length([len(row.text.ids) for row in rows]):
+    lengths = [len(row.text.ids) for row in rows]
+    for group in grouped_by_length(lengths, tokens_per_pass(base.device)):
         batch = [rows[index] for index in group]
         readers = [reader for row in batch for reader in row.readers]
         losses, right = _batch_losses(base, batch, texts)

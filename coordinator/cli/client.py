@@ -15,7 +15,6 @@ import typer
 from schemas.command import fail as fail
 from schemas.identity.plain_http import is_exposed
 from schemas.lookups import NamedEntry, NotIdentified, id_of
-from schemas.problems import for_people
 
 if TYPE_CHECKING:
     import httpx
@@ -195,6 +194,8 @@ def print_json(value: object) -> None:
 
 def _summary(answer: httpx.Response) -> str:
     """Return a problem document as one line: title, detail, slug."""
+    from schemas.problems import for_people  # pydantic, which the help of commands does not need
+
     try:
         problem = answer.json()
         title, kind = problem["title"], problem["type"].rpartition(":")[2]

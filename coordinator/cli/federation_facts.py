@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from coordinator.cli.output import ago, print_facts
-from schemas.messages.federations import SignaturePlan
-from schemas.privacy import guarantee
 
 ENDED = ("published", "abandoned")
 """The states in which a round stays."""
@@ -68,6 +66,9 @@ def _plan_command(federation: Mapping[str, Any]) -> dict[str, object]:
 
 
 def _plan(federation: Mapping[str, Any]) -> dict[str, object]:
+    from schemas.messages.federations import SignaturePlan
+    from schemas.privacy import guarantee
+
     plan = federation["plan"]
     return {
         **{key: _line(value) for key, value in plan.items() if key != "name"},

@@ -27,7 +27,6 @@ from coordinator.cli.plan_options import (
     TargetModules,
 )
 from schemas.command import Yes, confirm
-from schemas.messages.recommendations import completed
 from schemas.user_files import read_text
 
 app = typer.Typer(help="Manage federations: plans, states, claims.", no_args_is_help=True)
@@ -83,6 +82,8 @@ def create(
     for path, value in changes.items():
         if value is not None:
             _put(plan_fields, path.split("."), value)
+    from schemas.messages.recommendations import completed
+
     created = Coordinator(url, token).post("/v1/federations", completed(plan_fields))
     typer.echo(created["id"]) if quiet else _print(created, as_json)
 

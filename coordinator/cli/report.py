@@ -22,7 +22,6 @@ from coordinator.cli.client import (
 from coordinator.cli.report_page import DATA_BEGIN, DATA_END, page
 from schemas.identity.documents import is_signed
 from schemas.identity.keys import KeyUnusable, public_key, thumbprint
-from schemas.messages.reports import Report
 from schemas.user_files import FileUnusable, read_text, require_writable_file, write_text
 from schemas.wire.digests import digest_of
 from schemas.wire.strict_json import MalformedJson, loads
@@ -108,6 +107,8 @@ def verify_report(
 
 def fault_of(document: Document, key: str) -> str | None:
     """Return why a report must not be believed; `key` is a public key or its thumbprint, None = no fault."""
+    from schemas.messages.reports import Report
+
     try:
         Report.model_validate_json(json.dumps(document))
         signer = public_key(document["signing_key"])
