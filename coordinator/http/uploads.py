@@ -32,7 +32,7 @@ _IN_MEMORY_BYTES = 2 * 2**20
 _ALL_IN_MEMORY_BYTES = 64 * 2**20
 # While memory is available, a large body is hashed and written in batches by other threads than the event
 # loop's; switching threads costs as much as hashing 64 KiB.
-_BATCH_BYTES = 2**20
+_BATCH_BYTES = 2**18
 log = logger(__name__)
 
 
