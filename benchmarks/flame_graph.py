@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from html import escape
@@ -34,11 +33,12 @@ def show(console: Console, title: str, stacks: _Stacks) -> None:
 
     A stack without such a function counts for its outermost library beneath the thread.
     """
-    shares = Counter[str]()
+    shares: dict[str, float] = {}
     for stack, seconds in stacks.items():
-        shares[_owner(stack)] += seconds
+        shares[_owner(stack)] = shares.get(_owner(stack), 0.0) + seconds
     total = sum(shares.values())
-    rows = [[name, seconds, f"{seconds / total:.0%}"] for name, seconds in shares.most_common(_LARGEST)]
+    largest = sorted(shares.items(), key=lambda share: -share[1])[:_LARGEST]
+    rows = [[name, seconds, f"{seconds / total:.0%}"] for name, seconds in largest]
     figures.show(console, f"{title}: {total:.3g} s in all", ["function", "s", "share"], rows)
 
 
