@@ -36,6 +36,9 @@ from tests.scene.postgres_server import PostgresServer
 GOAL_POLL_P99_SECONDS = 0.150
 GOAL_UPLOAD_SECONDS = 8.0
 GOAL_UPLOAD_RSS_MIB = 512.0
+GOAL_UPLOAD_CPU_RATIO = 2.0
+"""Processor time of the coordinator / that of the bare server, for the same uploads."""
+
 GOAL_SOAK_MIB_PER_10000 = 0.5
 GOAL_PIPELINES_RSS_MIB = 250.0
 GOAL_PIPELINES_PROBE_SECONDS = 1.0
@@ -202,6 +205,17 @@ def _report(console: Console, result: dict[str, Any]) -> None:
         console.print(
             f"uploads {uploads['seconds']:.3g} s, the same bytes through a server that only stores them "
             f"{bare:.3g} s: {uploads['seconds'] / bare:.3g} times as long"
+        )
+        ratio = uploads["cpu_seconds"] / result["bare"]["cpu_seconds"]
+        figures.judge(
+            console,
+            [
+                figures.FigureLimit(
+                    "uploads: the coordinator's processor time / the bare server's",
+                    ratio,
+                    GOAL_UPLOAD_CPU_RATIO,
+                )
+            ],
         )
     figures.judge(
         console,

@@ -1,6 +1,7 @@
 """Measure a round: N clients download B bytes from a running coordinator and upload B bytes, over loopback.
 
     python -m benchmarks.round [--clients 4 --mib 1 [--strategy fedmosaic]] [--rounds 5] [--postgres URL]
+    python -m benchmarks.round --clients 8 --mib 8 --rounds 20 --profile runs/profiles/fedavg-8x8
 
 Without sizes it goes through those of the goals, and through one with more clients, for memory. Under fedavg
 all clients are served the same values, which are stored once; under fedmosaic N distinct bodies are made. The
@@ -27,8 +28,9 @@ from typing import Any
 
 from rich.console import Console
 
-from benchmarks import figures
+from benchmarks import figures, flame_graph
 from benchmarks.memory import MIB
+from benchmarks.profiled_server import PROFILED_FROM_HERE, PROFILED_TO_HERE
 from benchmarks.round_client import Task, WeightsReceipt, take_part
 from benchmarks.round_report import draw, show
 from benchmarks.serving import Coordinator, ServerFailed, running
@@ -44,6 +46,7 @@ SIZES = (
 )
 _LAYERS, _WIDTH = 8, 4096
 _SILENCE_SECONDS = 180.0
+_FIRST_COUNTED = 2  # when all have the weights of the second round, the first is over
 # Changes are nearly orthogonal: at this temperature each client is served nearly the mean of all.
 _OPTIONS = {"fedmosaic": {"change_temperature": 1.0, "min_relevance": None, "guard": "off"}}
 _PHASES = ("open", "collecting", "closing", "aggregating")
@@ -66,9 +69,14 @@ def main() -> None:
     parser.add_argument("--postgres", help="URL of an empty database, instead of a SQLite file")
     parser.add_argument("--folder", type=Path, help="where the database is, on the disk to be measured")
     parser.add_argument("--out", type=Path, default=Path("runs/benchmarks/round.json"))
+    parser.add_argument(
+        "--profile", type=Path, help="sample the server's stacks; the beginning of the files' names"
+    )
     arguments = parser.parse_args()
     if (arguments.clients is None) != (arguments.mib is None):
         parser.error("--clients and --mib belong together")
+    if arguments.profile is not None and arguments.clients is None:
+        parser.error("--profile needs --clients and --mib")
     named = (arguments.clients, arguments.mib, arguments.strategy)
     sizes = SIZES if arguments.clients is None else (named,)
     measured: list[dict[str, Any]] = []
@@ -83,6 +91,7 @@ def main() -> None:
                 folder=Path(folder),
                 compress=arguments.compress,
                 database_url=arguments.postgres,
+                profile=arguments.profile,
             )
         measured.append(size)
         console.print(f"{clients} x {mib} MiB, {strategy}: {size['seconds']:.3f} s per round")
@@ -90,6 +99,11 @@ def main() -> None:
     figures.write(arguments.out, result)
     show(console, result)
     draw(arguments.out.with_suffix(".svg"), result)
+    if arguments.profile is not None:
+        for kind, stacks in flame_graph.read(_samples(arguments.profile)).items():
+            flame_graph.show(console, f"{arguments.rounds} rounds: {kind} time of the server", stacks)
+            flame_graph.draw(arguments.profile.with_suffix(f".{kind}.svg"), stacks)
+        console.print(f"flame graphs beside {arguments.profile}")
     console.print(f"figures in {arguments.out}")
 
 
@@ -102,15 +116,20 @@ def measure(
     folder: Path,
     compress: bool = False,
     database_url: str | None = None,
+    profile: Path | None = None,
 ) -> dict[str, Any]:
     """Run one federation of `clients` adapters of `mib` MiB; return medians over rounds.
+
+    With `profile` the server's stacks are sampled in the counted rounds, which costs some time itself.
 
     Raises:
         ServerFailed: the server or a client failed; its output is printed before.
     """
-    with running(folder, database_url, {}) as coordinator:
+    samples = _samples(profile) if profile is not None else None
+    with running(folder, database_url, {}, profile=samples) as coordinator:
         idle_rss, idle_cpu = coordinator.peak_rss_mib(), coordinator.cpu_seconds()
-        federation_id, observed = _run(coordinator, _plan(clients, mib, rounds + 1, strategy, compress))
+        plan = _plan(clients, mib, rounds + 1, strategy, compress)
+        federation_id, observed = _run(coordinator, plan, is_profiled=profile is not None)
         views = [coordinator.get(f"/v1/federations/{federation_id}/rounds/{n}") for n in range(2, rounds + 2)]
         total_cpu = coordinator.cpu_seconds() - idle_cpu
     reference = _copy_and_hash(folder, clients, mib, rounds)
@@ -153,7 +172,7 @@ class _Moment:
     wire: int
 
 
-def _run(coordinator: Coordinator, plan: dict[str, Any]) -> tuple[str, list[_Moment]]:
+def _run(coordinator: Coordinator, plan: dict[str, Any], *, is_profiled: bool) -> tuple[str, list[_Moment]]:
     clients, strategy = plan["rounds"]["min_clients"], plan["strategy"]["name"]
     compress = plan["wire"]["compression"] == "zstd"
     federation_id = coordinator.post("/v1/federations", plan)["id"]
@@ -170,7 +189,8 @@ def _run(coordinator: Coordinator, plan: dict[str, Any]) -> tuple[str, list[_Mom
             process.start()
         _wait_for_members(coordinator, federation_id, clients)
         coordinator.post(f"/v1/federations/{federation_id}/start")
-        return federation_id, _watch(coordinator, reported, clients, plan["rounds"]["total"])
+        moments = _watch(coordinator, reported, clients, plan["rounds"]["total"], is_profiled=is_profiled)
+        return federation_id, moments
     finally:
         for process in processes:
             process.join(timeout=10)
@@ -186,7 +206,9 @@ def _wait_for_members(coordinator: Coordinator, federation_id: str, clients: int
     time.sleep(1.0)  # each makes its random numbers, which is not what is measured
 
 
-def _watch(coordinator: Coordinator, reported: Any, clients: int, rounds: int) -> list[_Moment]:
+def _watch(
+    coordinator: Coordinator, reported: Any, clients: int, rounds: int, *, is_profiled: bool
+) -> list[_Moment]:
     """Record the moments when all clients have the weights of rounds 1 to `rounds` + 1."""
     waiting: dict[int, list[WeightsReceipt]] = {}
     moments: list[_Moment] = []
@@ -209,7 +231,16 @@ def _watch(coordinator: Coordinator, reported: Any, clients: int, rounds: int) -
                     wire=sum(item.sent + item.received for item in arrived),
                 )
             )
+            if is_profiled and len(moments) == _FIRST_COUNTED:
+                coordinator.process.send_signal(PROFILED_FROM_HERE)
+    if is_profiled:
+        coordinator.process.send_signal(PROFILED_TO_HERE)
     return moments
+
+
+def _samples(profile: Path) -> Path:
+    profile.parent.mkdir(parents=True, exist_ok=True)
+    return profile.with_suffix(".jsonl").absolute()
 
 
 def _plan(clients: int, mib: int, rounds: int, strategy: str, compress: bool) -> dict[str, Any]:

@@ -63,10 +63,13 @@ class Coordinator:
 
 
 @contextmanager
-def running(folder: Path, database_url: str | None, settings: Mapping[str, str]) -> Iterator[Coordinator]:
+def running(
+    folder: Path, database_url: str | None, settings: Mapping[str, str], *, profile: Path | None = None
+) -> Iterator[Coordinator]:
     """Run `tessera serve` for the duration of the block; its log is coordinator.log in the folder.
 
-    Without a `database_url` the database is a SQLite file in the folder.
+    Without a `database_url` the database is a SQLite file in the folder. With `profile` the server's stacks
+    are sampled, and written to this file at the end (`profiled_server`).
     """
     token = f"tsr_adm_{secrets.token_urlsafe(32)}"
     environment = {
@@ -83,8 +86,11 @@ def running(folder: Path, database_url: str | None, settings: Mapping[str, str])
     with log.open("wb") as output:
         if database_url is not None:
             subprocess.run([tessera, "migrate"], check=True, env=environment, stdout=output, stderr=output)
+        program = [tessera]
+        if profile is not None:
+            program = [sys.executable, "-m", "benchmarks.profiled_server", str(profile)]
         process = subprocess.Popen(
-            [tessera, "serve", "--host", "127.0.0.1", "--port", "0"],
+            [*program, "serve", "--host", "127.0.0.1", "--port", "0"],
             stdout=output,
             stderr=subprocess.STDOUT,
             env=environment,

@@ -76,12 +76,13 @@ def inner_products(
             learnt[rows] -= began
             # Zeros are served to clients for which there is nothing yet: they stand for the common start.
             rows = [row for row, values in zip(rows, began, strict=True) if values.any()]
-        # All clients of a block have the same tensors, so that any of them gives the start. It is
-        # subtracted because nobody learnt it: with it, all clients would look alike.
-        first = places[0]
-        start = start_values(layouts[first], seed, block.begins[first], block.size)
-        if start is not None and len(rows) < len(places):
-            learnt[np.setdiff1d(np.arange(len(places)), rows)] -= start
+        if len(rows) < len(places):
+            # All clients of a block have the same tensors, so that any of them gives the start. It is
+            # subtracted because nobody learnt it: with it, all clients would look alike.
+            first = places[0]
+            start = start_values(layouts[first], seed, block.begins[first], block.size)
+            if start is not None:
+                learnt[np.setdiff1d(np.arange(len(places)), rows)] -= start
         inner[kind][np.ix_(places, places)] += _products_of_rows(learnt)
         staging.between()
     return inner

@@ -15,6 +15,7 @@ from starlette.responses import Response, StreamingResponse
 from coordinator.db.chunks import CHUNK_BYTES
 from coordinator.db.engine import Database
 from coordinator.errors import RangeUnsatisfiable, Refusal, ReplyEnded
+from coordinator.http.limits.memory_budget import MemoryBudget
 from coordinator.storage import payloads
 from schemas.wire.digests import to_field
 
@@ -22,6 +23,9 @@ _FAST_SECONDS = 0.1
 # A reader that took this much without a pause gets whole rows, which is cheapest. Less proves nothing:
 # buffers on the way may have taken it.
 _FAST_BYTES = 4 * 2**20
+# Some downloads get whole rows from their beginning, until they pause: each piece costs a change of threads
+# and a query. Readers that stop can hold no more than this.
+_WHOLE_ROWS = MemoryBudget(16 * 2**20, share_bytes=CHUNK_BYTES)
 
 # Interval of a download at which the permission of its caller is checked again.
 _RECHECK_SECONDS = 5.0
@@ -107,19 +111,25 @@ async def stream(
         ReplyEnded: `recheck` refused during the download.
     """
     position, fast_bytes, checked = begin, 0, time.monotonic()
-    while position < end:
-        size = CHUNK_BYTES if fast_bytes >= _FAST_BYTES else payloads.SENT_BYTES
-        stop = min(end, position + size, position - position % CHUNK_BYTES + CHUNK_BYTES)  # within one row
-        piece = await to_thread.run_sync(payloads.read_alone, database, payload_id, position, stop)
-        offered = time.monotonic()
-        # A download may take minutes; a revoked caller must not get the rest of it.
-        if offered - checked >= _RECHECK_SECONDS:
-            await to_thread.run_sync(_check_permission, database, recheck)
-            checked = offered = time.monotonic()
-        yield piece  # resumes when the peer has taken nearly all of it
-        is_fast = time.monotonic() - offered < _FAST_SECONDS
-        fast_bytes = fast_bytes + stop - position if is_fast else 0
-        position = stop
+    with _WHOLE_ROWS.share() as share:
+        share.reserve(CHUNK_BYTES)
+        while position < end:
+            gets_rows = share.reserved or fast_bytes >= _FAST_BYTES
+            size = CHUNK_BYTES if gets_rows else payloads.SENT_BYTES
+            row_end = position - position % CHUNK_BYTES + CHUNK_BYTES
+            stop = min(end, position + size, row_end)
+            piece = await to_thread.run_sync(payloads.read_alone, database, payload_id, position, stop)
+            offered = time.monotonic()
+            # A download may take minutes; a revoked caller must not get the rest of it.
+            if offered - checked >= _RECHECK_SECONDS:
+                await to_thread.run_sync(_check_permission, database, recheck)
+                checked = offered = time.monotonic()
+            yield piece  # resumes when the peer has taken nearly all of it
+            is_fast = time.monotonic() - offered < _FAST_SECONDS
+            fast_bytes = fast_bytes + stop - position if is_fast else 0
+            if not is_fast:
+                share.release()  # from now on the reader has to show that it is fast
+            position = stop
 
 
 async def _content(

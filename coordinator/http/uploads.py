@@ -5,11 +5,10 @@ it after authentication and without an open transaction.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import AsyncIterator, Collection, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Collection
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from tempfile import SpooledTemporaryFile
-from threading import Lock
 from typing import Literal
 
 from anyio import to_thread
@@ -25,6 +24,7 @@ from coordinator.errors import (
     DigestMissing,
     MediaTypeRefused,
 )
+from coordinator.http.limits.memory_budget import MemoryBudget, MemoryShare
 from coordinator.observability.logs import logger
 from schemas.wire.digests import digest_from_hash, from_field
 
@@ -46,46 +46,7 @@ class ReceivedBody:
     encoding: Literal["zstd"] | None
 
 
-class _MemoryBudget:
-    """The memory that all bodies of this process may use together."""
-
-    def __init__(self, size: int) -> None:
-        self._free = size
-        self._lock = Lock()
-
-    @contextmanager
-    def share(self) -> Iterator[_Share]:
-        """Yield the share of one body; its memory is released afterwards."""
-        share = _Share(self)
-        try:
-            yield share
-        finally:
-            share.release()
-
-    def reserve(self, size: int) -> bool:
-        """Reserve memory, or return False if less is free."""
-        with self._lock:
-            is_free = size <= self._free
-            self._free -= size if is_free else 0
-        return is_free
-
-
-@dataclass(slots=True)
-class _Share:
-    budget: _MemoryBudget
-    reserved: int = 0
-
-    def reserve(self, size: int) -> bool:
-        is_free = self.reserved + size <= _IN_MEMORY_BYTES and self.budget.reserve(size)
-        self.reserved += size if is_free else 0
-        return is_free
-
-    def release(self) -> None:
-        self.budget.reserve(-self.reserved)
-        self.reserved = 0
-
-
-_MEMORY = _MemoryBudget(_ALL_IN_MEMORY_BYTES)
+_MEMORY = MemoryBudget(_ALL_IN_MEMORY_BYTES, share_bytes=_IN_MEMORY_BYTES)
 
 
 @asynccontextmanager
@@ -121,7 +82,7 @@ async def receive(
 async def _spool(
     request: Request,
     file: SpooledTemporaryFile[bytes],
-    share: _Share,
+    share: MemoryShare,
     max_bytes: int,
     *,
     in_memory: bool,

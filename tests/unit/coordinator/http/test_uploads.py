@@ -16,6 +16,7 @@ from anyio import to_thread
 from fastapi import Depends, FastAPI, Request
 
 from coordinator.http import problems, uploads
+from coordinator.http.limits.memory_budget import MemoryBudget
 from coordinator.http.uploads import ReceivedBody, receive
 from tests.scene.coordinator import slug
 
@@ -89,7 +90,7 @@ def test_small_uploads_use_memory_within_its_budget(url: str, monkeypatch: pytes
 
     monkeypatch.setattr(tempfile, "TemporaryFile", _on_a_full_disk)
     assert put(small) == 200
-    monkeypatch.setattr(uploads, "_MEMORY", uploads._MemoryBudget(2**20))
+    monkeypatch.setattr(uploads, "_MEMORY", MemoryBudget(2**20, share_bytes=2**21))
     assert [put(small), put(smaller), put(small)] == [507, 200, 507]
     assert [put(smaller) for _ in range(8)] == [200] * 8, "what was taken is given back"
 
@@ -97,13 +98,13 @@ def test_small_uploads_use_memory_within_its_budget(url: str, monkeypatch: pytes
 def test_only_uploads_without_length_reserve_much_memory(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     in_use = [0]
 
-    class RecordedBudget(uploads._MemoryBudget):
+    class RecordedBudget(MemoryBudget):
         def reserve(self, size: int) -> bool:
             enough = super().reserve(size)
             in_use.append(in_use[-1] + size if enough else in_use[-1])
             return enough
 
-    monkeypatch.setattr(uploads, "_MEMORY", RecordedBudget(2**30))
+    monkeypatch.setattr(uploads, "_MEMORY", RecordedBudget(2**30, share_bytes=2**21))
     body = os.urandom(CAP)
     assert httpx.put(f"{url}/body", content=body, headers=_headers(body)).status_code == 200
     assert max(in_use) <= 2 * uploads._BATCH_BYTES
@@ -136,6 +137,6 @@ def test_uploads_beyond_the_memory_budget_need_no_thread(
     assert put() == 200
     assert waited, "with room they do"
     waited.clear()
-    monkeypatch.setattr(uploads, "_MEMORY", uploads._MemoryBudget(0))
+    monkeypatch.setattr(uploads, "_MEMORY", MemoryBudget(0, share_bytes=2**21))
     assert put() == 200
     assert not waited
