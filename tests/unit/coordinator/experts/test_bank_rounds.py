@@ -143,6 +143,7 @@ def test_equivalent_experts_are_merged(coordinator: Served) -> None:
     assert fills(scene.begin(scene.silos[0], 3)[0], 2) == pytest.approx(0.7, abs=2 * TOLERANCE)
 
 
+@pytest.mark.slow
 def test_an_unused_twin_is_merged(coordinator: Served) -> None:
     scene = bank_scene(coordinator, 3, merge_patience=1, prune_patience=64)
     scene.run_round(1, [MemberUpdate(1, 0.3, costs={2: 0.001})] * 3)
