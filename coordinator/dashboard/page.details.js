@@ -1,7 +1,7 @@
 // The views of one round and of one client.
 
 import { chart, element, facts, link, note, section, table } from "./page.dom.js";
-import { REASONS, ago, count, difference, kept, keptName, label, names, number, personal, signed, size, span, value } from "./page.text.js";
+import { REASONS, ago, count, difference, kept, keptName, label, names, number, personal, shownState, signed, size, span, value } from "./page.text.js";
 import { curves, linesOf } from "./page.curves.js";
 import { voicesSection } from "./page.relevance.js";
 import { byName, links, progressOf, state, untrainedNote } from "./page.views.js";
@@ -42,7 +42,7 @@ export function roundSections({ federation, rounds }, round) {
   const columns = [{ name: "client", few: true }, { name: "state", few: true, text: true }, { name: "received" }, { name: "up" }, { name: "down" }, { name: "norm" }, ...(hasRanks ? [{ name: "rank" }] : []), ...(hasSent ? [{ name: "ranks sent" }] : []), { name: "age" },
     ...(has((c) => c.progress) ? [{ name: "progress", few: true, text: true }] : []), ...(hasEpsilon ? [{ name: "epsilon spent" }] : []), ...(hasTraining ? [{ name: "training epsilon" }] : []), { name: "served", head: "loss served", few: true }, { name: "trained", head: "loss trained", few: true }, { name: "kept", text: true },
     ...(hasFinal ? [{ name: "final", head: "loss final", few: true }] : []), ...metrics.map((name) => ({ name: label(name) }))];
-  const rows = [...round.clients].sort(byName).map((c) => [link(c.name, href.client(c.client_id)), state(c.state, c.reject_reason),
+  const rows = [...round.clients].sort(byName).map((c) => [link(c.name, href.client(c.client_id)), state(shownState(c.state, round.state), c.reject_reason),
     c.received_at ? ago(c.received_at) : "–", size(c.bytes.up), size(c.bytes.down), number(c.norm), ...(hasRanks ? [c.rank === null ? "–" : String(c.rank)] : []), ...(hasSent ? [sent(c)] : []), c.staleness === null ? "–" : String(c.staleness),
     ...(has((x) => x.progress) ? [progressOf(c)] : []), ...(hasEpsilon ? [c.epsilon === null ? "–" : `${number(c.epsilon)} of ${budget ? budget.epsilon : "?"}`] : []),
     ...(hasTraining ? [c.training_epsilon === null ? "–" : `${number(c.training_epsilon)} of ${trainingBudget ? trainingBudget.epsilon : "?"}`] : []),
@@ -76,7 +76,7 @@ export function clientSections({ federation, rounds, matrix, clientNames }, clie
   const metrics = names(scored.map(({ part }) => personal(part.scores))).filter((name) => name !== "loss"), hasFinal = scored.some(({ part }) => part.scores.final);
   const columns = [{ name: "round", few: true }, { name: "state", few: true, text: true }, { name: "received" }, { name: "up" }, { name: "down" }, { name: "served", head: "loss served", few: true },
     { name: "trained", head: "loss trained", few: true }, { name: "kept", text: true }, ...(hasFinal ? [{ name: "final", head: "loss final", few: true }] : []), ...metrics.map((name) => ({ name: label(name) }))];
-  const rows = parts.map(({ view, part: { scores, ...c } }) => [link(String(view.round), href.round(view.round)), state(c.state, c.reject_reason), c.received_at ? ago(c.received_at) : "–", size(c.bytes.up), size(c.bytes.down),
+  const rows = parts.map(({ view, part: { scores, ...c } }) => [link(String(view.round), href.round(view.round)), state(shownState(c.state, view.state), c.reject_reason), c.received_at ? ago(c.received_at) : "–", size(c.bytes.up), size(c.bytes.down),
     number(scores && value(scores.served, "loss")), number(scores && value(scores.trained, "loss")), keptName(scores), ...(hasFinal ? [number(scores && value(scores.final, "loss"))] : []),
     ...metrics.map((name) => number(value(personal(scores), name)))]);
   const model = `${profile.architecture}, ${profile.layers} layers of width ${profile.hidden_size}; base model ${profile.base_model}; agent ${profile.agent_version}`;

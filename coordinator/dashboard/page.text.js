@@ -47,6 +47,8 @@ export const signed = (value) => {
   const digits = Math.abs(value).toFixed(3);
   return `${Number(digits) === 0 ? "±" : value > 0 ? "+" : "−"}${digits}`;
 };
+// A client that joined a round which has ended can send no update any more.
+export const shownState = (state, round) => (state === "joined" && ["published", "abandoned"].includes(round) ? "no update" : state);
 export const count = (many, noun) => `${many} ${noun}${many === 1 ? "" : "s"}`;
 
 // The same units as the command line.

@@ -6,7 +6,7 @@ import { chart, code, element, facts, link, note, section, table } from "./page.
 import { adapterOf } from "./page.plan.js";
 import {
   REASONS, TERMS, UNTRAINED, ago, count, difference, isLowerBetter, label, mean, meanChange, meaning, names, number, personal,
-  secondsUntil, signed, size, span, value, verdict,
+  secondsUntil, shownState, signed, size, span, value, verdict,
 } from "./page.text.js";
 
 export const byName = (a, b) => a.name.localeCompare(b.name, "en", { numeric: true });
@@ -49,7 +49,7 @@ function sentence({ federation, current, clients }) {
   const start = mayAct(federation.id) ? "below, or " : "";
   if (!current) return [`${enrolled} enrolled; a round begins with ${rounds.min_clients}. Start it ${start}with `, code(`tessera federation start ${federation.id}`), "."];
   const { counts } = current;
-  if (federation.state === "finished") return [`${enrolled} took part. Each agent fetches its final weights and scores them.`];
+  if (federation.state === "finished") return [`${count(clients.filter((c) => c.rounds).length, "client")} sent updates. Each agent fetches its final weights and scores them.`];
   const paused = federation.state === "paused" ? [`Paused: no further round opens. Resume ${start}with `, code(`tessera federation start ${federation.id}`), ". "] : [];
   if (current.state === "open") {
     const advice = current.advice ? ` ${current.advice}.` : "";
@@ -72,8 +72,8 @@ function planOf({ federation: { name, plan }, clients }) {
 }
 
 export function headlineSection(data) {
-  const { federation, current } = data, total = federation.plan.rounds.total;
-  const title = federation.state === "finished" ? `${federation.name} is finished after ${count(current ? current.round : 0, "round")}`
+  const { federation, current, rounds, isComplete } = data, published = rounds.filter((round) => round.state === "published").length, total = federation.plan.rounds.total;
+  const title = federation.state === "finished" ? `${federation.name} is finished${isComplete ? ` after ${count(published, "published round")}` : ""}`
     : current ? `Round ${current.round} of ${total} ${DOING[current.state]}` : `${federation.name} has not started`;
   const late = missing(data), href = links(federation.id);
   const list = late.slice(0, 6).flatMap((c, i) => [i ? ", " : "", link(c.name, href.client(c.client_id)), ` (${c.why})`]);
@@ -190,7 +190,7 @@ export function clientsSection(data) {
   ];
   const rows = [...clients].sort(byName).map((c) => {
     const s = scores.get(c.client_id), part = now.get(c.client_id), moved = changed.get(c.client_id) || {};
-    return [link(c.name, href.client(c.client_id)), c.state === "revoked" ? state("revoked") : part ? state(part.state) : current ? "not joined" : "enrolled",
+    return [link(c.name, href.client(c.client_id)), c.state === "revoked" ? state("revoked") : part ? state(shownState(part.state, current.state)) : current ? "not joined" : "enrolled",
       ...(isTraining ? [part ? progressOf(part) : "–"] : []), ago(c.last_seen_at),
       number(s && value(s.served, "loss")), number(s && value(s.trained, "loss")), ...(hasFinal ? [number(s && value(s.final, "loss"))] : []),
       changeCell(moved.mixing), signed(moved.start), ...metrics.map((name) => number(value(personal(s), name))), String(c.rounds)];
