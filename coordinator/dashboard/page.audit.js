@@ -49,6 +49,6 @@ export function auditSection({ items, head, names }) {
   const rows = [...items].reverse().map((entry) => [String(entry.number), element("time", new Date(entry.at).toLocaleString("en-GB", TIME), { datetime: entry.at }), deed(entry, names || {}), element("span", entry.reason || "–", { class: "prose" }),
     code(`${entry.event} ${entry.actor} ${entry.subject}`)]);
   return section("audit", "Audit log",
-    head ? note(["The newest entries, in the time zone of this browser; each contains the hash of the one before. Names are those of today; the log has the ids. ", code("tessera audit"), " checks the whole chain and the signature of its head."]) : note("No entry yet."),
+    head ? note(["The newest entries, in the time zone of this browser; each contains the hash of the one before. Names are those of today, or the last ones of removed federations; the log has the ids. ", code("tessera audit"), " checks the whole chain and the signature of its head."]) : note("No entry yet."),
     head ? table("audit", "Newest entries of the audit log", columns, rows) : null);
 }
