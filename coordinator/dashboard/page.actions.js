@@ -2,7 +2,7 @@
 // consequences. Requests carry the token in a header, which no other origin can send, and no request has a secret in its address.
 
 import { ROOT, roleIn } from "./page.api.js";
-import { ask, copyable, field, requireTyped, result, typed } from "./page.dialog.js";
+import { Faults, ask, copyable, field, requireTyped, result, typed } from "./page.dialog.js";
 import { element } from "./page.dom.js";
 import { count } from "./page.text.js";
 
@@ -70,7 +70,14 @@ function linesFor(name, token) {
   ].join("\n");
 }
 
-export function askToEnrol(post, federation) {
+// A name that only an unused token has can be given again.
+function faultOfName({ problem, message }, tokens) {
+  if (!problem || problem.type !== "urn:tessera:problem:client-name-taken") return null;
+  const isUnused = tokens.some((token) => token.client_name === problem.taken);
+  return new Faults([["name", `${message.split(";")[0]}. Choose another${isUnused ? ", or tick “Replace an unused token of this name”" : ""}.`]]);
+}
+
+export function askToEnrol(post, federation, tokens) {
   ask({
     title: `Enrol a client in ${federation.name}`, confirm: "Make a token",
     content: [field("name", "Name of the client", { required: "", maxlength: "64" }),
@@ -78,11 +85,12 @@ export function askToEnrol(post, federation) {
       element("label", [element("input", "", { type: "checkbox", name: "replace", value: "yes" }), " Replace an unused token of this name"])],
     act: async ({ name, organisation, replace }) => {
       const request = { client_name: name.trim(), ...(organisation.trim() ? { organisation: organisation.trim() } : {}), replace: replace === "yes" };
-      const { token, expires_at: expires } = await post(`/v1/federations/${encodeURIComponent(federation.id)}/enrolment-tokens`, request);
+      const { token, expires_at: expires } = await post(`/v1/federations/${encodeURIComponent(federation.id)}/enrolment-tokens`, request)
+        .catch((error) => { throw faultOfName(error, tokens) || error; });
       return result(`Token for ${request.client_name}`, [
         element("p", ["This page shows the token only now. It can be used once, until ", new Date(expires).toLocaleString("en-GB", { timeZoneName: "short" }), ". Send it over a channel that you trust: the first agent that redeems it becomes the client."]),
         copyable("enrolment-lines", "Lines for the silo", linesFor(request.client_name, token), 6),
-        copyable("enrolment-token", "Token alone", token)]);
+        copyable("enrolment-token", "Token alone", token)], "This page cannot show the token again. Press Close once you have sent it.");
     },
   });
 }

@@ -99,22 +99,23 @@ function forgetChanged(shown, before) {
 
 async function loadSeldom(shown, path, federation, now) {
   if (now - shown.seldomAt < SELDOM_MS && shown.enrolled === federation.clients.enrolled) return;
-  const [clients, packs, bank] = await Promise.all([all(`${path}/clients`), federation.plan.alignment ? fetchJson(`${path}/alignments`) : null,
+  const canList = mayAct(federation.id) && federation.state !== "finished";
+  const [clients, tokens, packs, bank] = await Promise.all([all(`${path}/clients`), canList ? all(`${path}/enrolment-tokens`) : [], federation.plan.alignment ? fetchJson(`${path}/alignments`) : null,
     federation.plan.privacy.secure_sum ? fetchJson(`${path}/experts?limit=${PAGE}`) : null]);
-  Object.assign(shown, { clients, packs: packs ? packs.items : [], bank, seldomAt: now, enrolled: federation.clients.enrolled });
+  Object.assign(shown, { clients, tokens, packs: packs ? packs.items : [], bank, seldomAt: now, enrolled: federation.clients.enrolled });
 }
 
 async function loadFederation(fid, now) {
   const path = `/v1/federations/${encodeURIComponent(fid)}`, federation = await fetchJson(path);
   if (!federation) return null;
-  if (!known.shown || known.shown.id !== fid) known.shown = { id: fid, rounds: [], earlier: null, views: new Map(), matrices: new Map(), clients: [], packs: [], bank: null, matrix: null, seldomAt: 0 };
+  if (!known.shown || known.shown.id !== fid) known.shown = { id: fid, rounds: [], earlier: null, views: new Map(), matrices: new Map(), clients: [], tokens: [], packs: [], bank: null, matrix: null, seldomAt: 0 };
   const { shown } = known; // another federation may be chosen meanwhile
   const before = shown.rounds;
   await Promise.all([loadRounds(shown, path), loadSeldom(shown, path, federation, now)]);
   forgetChanged(shown, before);
   const published = shown.rounds.find((round) => round.state === "published");
   if (published && !federation.plan.privacy.secure_sum && (!shown.matrix || shown.matrix.round !== published.round)) shown.matrix = await fetchJson(`${path}/rounds/${published.round}/relevance`);
-  return { path, shown, federation, published, rounds: shown.rounds, isComplete: shown.earlier === null, clients: shown.clients, packs: shown.packs, bank: shown.bank, matrix: shown.matrix,
+  return { path, shown, federation, published, rounds: shown.rounds, isComplete: shown.earlier === null, clients: shown.clients, tokens: shown.tokens, packs: shown.packs, bank: shown.bank, matrix: shown.matrix,
     clientNames: Object.fromEntries(shown.clients.map((client) => [client.client_id, client.name])) };
 }
 
@@ -305,7 +306,7 @@ at("view").addEventListener("click", (event) => {
     : curve ? { chosen: ui.chosen.includes(curve) ? ui.chosen.filter((id) => id !== curve) : [...ui.chosen, curve] } : null;
   if (asked) { Object.assign(ui, asked); refresh(); }
   else if (action === "remove") askToRemove((path) => act("DELETE", path), known.federation, () => { location.hash = ""; });
-  else if (action === "enrol") askToEnrol(post, known.federation);
+  else if (action === "enrol") askToEnrol(post, known.federation, known.shown.tokens);
   else if (action === "revoke") askToRevoke((path) => act("DELETE", path), known.federation, known.client);
   else if (action) askToMove(post, known.federation, action);
 });

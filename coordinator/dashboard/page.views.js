@@ -178,7 +178,7 @@ export function untrainedNote(now, first) {
 }
 
 export function clientsSection(data) {
-  const { federation, clients, current, scored } = data, href = links(federation.id);
+  const { federation, clients, tokens, current, scored } = data, href = links(federation.id);
   const now = new Map((current ? current.clients : []).map((c) => [c.client_id, c]));
   const scores = new Map((scored ? scored.clients : []).map((c) => [c.client_id, c.scores])), changed = changes(data);
   const metrics = names([...scores.values()].map(personal)).filter((name) => name !== "loss");
@@ -195,10 +195,13 @@ export function clientsSection(data) {
       number(s && value(s.served, "loss")), number(s && value(s.trained, "loss")), ...(hasFinal ? [number(s && value(s.final, "loss"))] : []),
       changeCell(moved.mixing), signed(moved.start), ...metrics.map((name) => number(value(personal(s), name))), String(c.rounds)];
   });
+  const invitation = !mayAct(federation.id) ? ["No client is enrolled yet. An operator creates a token for each silo."]
+    : tokens.length ? ["No client is enrolled yet."] : ["No client is enrolled yet. Create a token above, or with ", code(`tessera enrolment create ${federation.id} NAME`), ", and hand it to the silo."];
+  const waiting = tokens.map((token) => element("li", [element("b", token.client_name), `: token unused, expires in ${span(Math.max(0, secondsUntil(token.expires_at)))}`]));
   return section("clients", "Clients",
-    clients.length ? note(scored ? `Scores are those of round ${scored.round}.` : "Scores appear after the first published round.")
-      : note([`No client is enrolled yet. Create a token ${mayAct(federation.id) ? "above, or " : ""}with `, code(`tessera enrolment create ${federation.id} NAME`), ", and hand it to the silo."]),
-    clients.length ? table("clients", "Clients", columns, rows) : null);
+    clients.length ? note(scored ? `Scores are those of round ${scored.round}.` : "Scores appear after the first published round.") : note(invitation),
+    clients.length ? table("clients", "Clients", columns, rows) : null,
+    waiting.length ? element("ul", waiting, { id: "tokens", class: "claims", "aria-label": "Unused enrolment tokens" }) : null);
 }
 
 const NEWEST = 8;
