@@ -4,7 +4,7 @@
 
 import { actionsSection, askToEnrol, askToMove, askToRemove, askToRevoke, clientActions, mayAct } from "./page.actions.js";
 import { all, fetchJson, roleIn, send, token } from "./page.api.js";
-import { auditSection } from "./page.audit.js";
+import { auditSections } from "./page.audit.js";
 import { besideSection } from "./page.beside.js";
 import { askToCreate } from "./page.create.js";
 import { at, element, link, note, render, section } from "./page.dom.js";
@@ -142,7 +142,7 @@ async function beside(data, fid) {
 
 async function audit() {
   const { head } = await fetchJson("/v1/audit?limit=1"), after = head ? Math.max(0, head.number - PAGE) : 0;
-  return [auditSection(await fetchJson(`/v1/audit?limit=${PAGE}&after=${after}`))];
+  return auditSections(await fetchJson(`/v1/audit?limit=${PAGE}&after=${after}`));
 }
 
 // Act, and show at once what follows.
@@ -153,6 +153,14 @@ async function act(method, path, body) {
   ui.acted = true;
   refresh();
   return answer;
+}
+
+// A removed federation disappears at once, and not only when the coordinator has listed the others.
+function leaveRemoved(fid) {
+  known.federations = known.federations.filter(({ id }) => id !== fid);
+  at("view").hidden = at("peers").hidden = true;
+  at("loading").hidden = false;
+  location.hash = "";
 }
 
 async function overview(data, mine) {
@@ -210,8 +218,8 @@ function show(sections) {
   if (!at("dialog").open) ui.acted = false;
 }
 
-function showChoice(chosen) {
-  at("choice").hidden = known.federations.length === 0;
+function showChoice(chosen, isAudit) {
+  at("choice").hidden = known.federations.length === 0 || isAudit;
   const isOnly = (name) => known.federations.filter((f) => f.name === name).length === 1;
   const options = [...(known.federations.length > 1 ? [element("option", `All ${known.federations.length}`, { value: "" })] : []),
     ...known.federations.map((f) => element("option", `${f.name} (${f.state}${isOnly(f.name) ? "" : `, ${f.id}`})`, { value: f.id }))];
@@ -244,7 +252,7 @@ async function refresh() {
     const { fid, kind, id } = address(), isAudit = fid === "audit", only = known.federations.length === 1 ? known.federations[0].id : undefined;
     const chosen = isAudit ? undefined : fid || only, data = chosen ? await loadFederation(chosen, now) : null;
     if (mine !== turn) return;
-    showChoice(chosen);
+    showChoice(chosen, isAudit);
     known.federation = data && data.federation;
     known.client = data && kind === "clients" ? data.clients.find((client) => client.client_id === id) : null;
     const sections = isAudit ? await audit() : !chosen ? known.federations.length ? await list() : [noFederation()]
@@ -305,7 +313,7 @@ at("view").addEventListener("click", (event) => {
   const asked = metric ? { metric } : action === "history" ? { history: true } : action === "curves" ? { curves: ui.curves + HISTORY }
     : curve ? { chosen: ui.chosen.includes(curve) ? ui.chosen.filter((id) => id !== curve) : [...ui.chosen, curve] } : null;
   if (asked) { Object.assign(ui, asked); refresh(); }
-  else if (action === "remove") askToRemove((path) => act("DELETE", path), known.federation, () => { location.hash = ""; });
+  else if (action === "remove") askToRemove((path) => act("DELETE", path), known.federation, leaveRemoved);
   else if (action === "enrol") askToEnrol(post, known.federation, known.shown.tokens);
   else if (action === "revoke") askToRevoke((path) => act("DELETE", path), known.federation, known.client);
   else if (action) askToMove(post, known.federation, action);

@@ -122,9 +122,7 @@ def enrolment_token(session: Session, row_id: str) -> EnrolmentTokenRow | None:
     return session.get(EnrolmentTokenRow, row_id, populate_existing=True)
 
 
-def unused_tokens(
-    session: Session, federation_id: str, *, after: str | None, limit: int
-) -> UnusedTokenPage:
+def unused_tokens(session: Session, federation_id: str, *, after: str | None, limit: int) -> UnusedTokenPage:
     query = select(EnrolmentTokenRow).where(
         EnrolmentTokenRow.federation_id == federation_id, *names.is_unused(session)
     )

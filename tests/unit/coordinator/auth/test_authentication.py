@@ -154,7 +154,7 @@ def test_clients_of_one_second_are_all_seen(
 
     def are_seen() -> bool:
         with database.read() as session:
-            return all(last_seen_at > stale for last_seen_at in session.scalars(select(ClientRow.last_seen_at)))
+            return all(seen_at > stale for seen_at in session.scalars(select(ClientRow.last_seen_at)))
 
     wait_until(are_seen, event="the times of three clients")
 
