@@ -216,5 +216,6 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(long_polls.run)
             tasks.start_soon(streams.run)
+            tasks.start_soon(app.state.last_seen.run, database)
             yield
             tasks.cancel_scope.cancel()

@@ -103,7 +103,7 @@ class FederationStateConflict(Refusal):
 
 class ClientNameTaken(Refusal):
     status, slug = 409, "client-name-taken"
-    title = "A client or an unused token has this name; choose another, or replace the token with `replace`"
+    title = "A client or an unused token has this name; choose another, or set `replace` if it is a token"
 
 
 class RoundClosed(Refusal):

@@ -1,4 +1,4 @@
-"""Record when clients were last seen, in batched writes. Times not yet written are lost when a process
+"""Record when clients were last seen, in one write per second. Times not yet written are lost when a process
 stops, which is harmless.
 """
 
@@ -8,6 +8,8 @@ import threading
 from collections.abc import Iterator
 from datetime import datetime, timedelta
 
+import anyio
+from anyio import to_thread
 from sqlalchemy import bindparam, or_, select, update
 from sqlalchemy.exc import SQLAlchemyError
 
@@ -56,6 +58,18 @@ class LastSeenWriter:
             if self._last_write is not None and abs(now - self._last_write) < _WRITE_INTERVAL:
                 return
             self._last_write = now
+        self.flush(database)
+
+    async def run(self, database: Database) -> None:
+        """Write until cancelled what no later request would write."""
+        while True:
+            await anyio.sleep(_WRITE_INTERVAL.total_seconds())
+            if self._unwritten:
+                await to_thread.run_sync(self.flush, database)
+
+    def flush(self, database: Database) -> None:
+        """Write the recorded times."""
+        with self._lock:
             batch, self._unwritten = self._unwritten, {}
         # Written outside of the lock: a slow database must not hold up other requests.
         try:

@@ -2,7 +2,7 @@
 // consequences. Requests carry the token in a header, which no other origin can send, and no request has a secret in its address.
 
 import { ROOT, roleIn } from "./page.api.js";
-import { ask, copyable, field, requireTyped, result, typed } from "./page.dialog.js";
+import { Faults, ask, copyable, field, requireTyped, result, typed } from "./page.dialog.js";
 import { element } from "./page.dom.js";
 import { count } from "./page.text.js";
 
@@ -12,17 +12,18 @@ const button = (text, action, more = {}) => element("button", text, { type: "but
 
 // Buttons for what the federation's state allows.
 export function actionsSection({ id, state }) {
+  const finish = button("Finish", "finish", { class: "danger" });
   const removal = roleIn(id) === "admin" ? [button("Remove", "remove", { class: "danger" })] : [];
   const buttons = {
     open: [button("Start", "start"), button("Enrol a client", "enrol"), ...removal],
-    running: [button("Pause", "pause"), button("Enrol a client", "enrol"), button("Finish", "finish")],
-    paused: [button("Resume", "start"), button("Enrol a client", "enrol"), button("Finish", "finish")],
+    running: [button("Pause", "pause"), button("Enrol a client", "enrol"), finish],
+    paused: [button("Resume", "start"), button("Enrol a client", "enrol"), finish],
   }[state];
   return buttons ? element("section", buttons, { id: "actions-part", class: "actions", role: "group", "aria-label": "Actions" }) : null;
 }
 
 export const clientActions = (client, fid) =>
-  (client.state === "enrolled" && roleIn(fid) === "admin" ? element("section", button("Revoke", "revoke"), { id: "actions-part", class: "actions" }) : null);
+  (client.state === "enrolled" && roleIn(fid) === "admin" ? element("section", button("Revoke", "revoke", { class: "danger" }), { id: "actions-part", class: "actions" }) : null);
 
 const STEPS = {
   start: ({ state, plan }) => (state === "paused" ? ["Resume", "The next round opens when the current round has ended."]
@@ -50,7 +51,7 @@ export function askToRemove(remove, federation, leave) {
     act: async (fields) => {
       requireTyped(fields, federation.name);
       await remove(`/v1/federations/${encodeURIComponent(federation.id)}`);
-      leave();
+      leave(federation.id);
     },
   });
 }
@@ -61,8 +62,12 @@ const quoted = (text) => (/^[\w.:/@%+=-]+$/.test(text) ? text : `'${text.replace
 // What the silo's engineer types, in a file that can be sent as it is.
 function linesFor(name, token) {
   return [
+    "# Once, in a clone of Tessera: install it.",
+    "pip install '.[agent]'",
     "# Once: write silo.toml, and name your model and data.",
     `tessera agent init --url ${quoted(location.origin + ROOT)} --model MODEL --train DATA.jsonl`,
+    "# Check model, data and connection.",
+    "tessera agent check --config silo.toml",
     "# Enrol: the token works once, and is read from standard input.",
     `echo ${quoted(token)} | tessera agent enrol --config silo.toml --name ${quoted(name)} --token -`,
     "# Take part in the rounds.",
@@ -70,7 +75,14 @@ function linesFor(name, token) {
   ].join("\n");
 }
 
-export function askToEnrol(post, federation) {
+// A name that only an unused token has can be given again.
+function faultOfName({ problem, message }, tokens) {
+  if (!problem || problem.type !== "urn:tessera:problem:client-name-taken") return null;
+  const isUnused = tokens.some((token) => token.client_name === problem.taken);
+  return new Faults([["name", `${message.split(";")[0]}. Choose another${isUnused ? ", or tick “Replace an unused token of this name”" : ""}.`]]);
+}
+
+export function askToEnrol(post, federation, tokens) {
   ask({
     title: `Enrol a client in ${federation.name}`, confirm: "Make a token",
     content: [field("name", "Name of the client", { required: "", maxlength: "64" }),
@@ -78,11 +90,12 @@ export function askToEnrol(post, federation) {
       element("label", [element("input", "", { type: "checkbox", name: "replace", value: "yes" }), " Replace an unused token of this name"])],
     act: async ({ name, organisation, replace }) => {
       const request = { client_name: name.trim(), ...(organisation.trim() ? { organisation: organisation.trim() } : {}), replace: replace === "yes" };
-      const { token, expires_at: expires } = await post(`/v1/federations/${encodeURIComponent(federation.id)}/enrolment-tokens`, request);
+      const { token, expires_at: expires } = await post(`/v1/federations/${encodeURIComponent(federation.id)}/enrolment-tokens`, request)
+        .catch((error) => { throw faultOfName(error, tokens) || error; });
       return result(`Token for ${request.client_name}`, [
         element("p", ["This page shows the token only now. It can be used once, until ", new Date(expires).toLocaleString("en-GB", { timeZoneName: "short" }), ". Send it over a channel that you trust: the first agent that redeems it becomes the client."]),
-        copyable("enrolment-lines", "Lines for the silo", linesFor(request.client_name, token), 6),
-        copyable("enrolment-token", "Token alone", token)]);
+        copyable("enrolment-lines", "Lines for the silo", linesFor(request.client_name, token), 14),
+        copyable("enrolment-token", "Token alone", token)], "This page cannot show the token again. Press Close once you have sent it.");
     },
   });
 }

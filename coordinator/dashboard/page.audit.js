@@ -1,6 +1,6 @@
 // The audit log in words, with the names behind its ids.
 
-import { code, element, note, section, table } from "./page.dom.js";
+import { code, element, link, note, section, table } from "./page.dom.js";
 
 // What an actor did to a subject. A subject that is a client is named with its federation.
 const DEEDS = {
@@ -44,11 +44,11 @@ function deed(entry, names) {
 const TIME = { day: "2-digit", month: "2-digit", year: "numeric", hour: "2-digit", minute: "2-digit", second: "2-digit", timeZoneName: "short" };
 
 // The newest entries of the audit log, the last one first.
-export function auditSection({ items, head, names }) {
+export function auditSections({ items, head, names }) {
   const columns = [{ name: "entry", few: true }, { name: "time", text: true, few: true }, { name: "what happened", few: true, text: true }, { name: "reason", text: true }, { name: "in the log", text: true }];
   const rows = [...items].reverse().map((entry) => [String(entry.number), element("time", new Date(entry.at).toLocaleString("en-GB", TIME), { datetime: entry.at }), deed(entry, names || {}), element("span", entry.reason || "–", { class: "prose" }),
     code(`${entry.event} ${entry.actor} ${entry.subject}`)]);
-  return section("audit", "Audit log",
-    head ? note(["The newest entries, in the time zone of this browser; each contains the hash of the one before. Names are those of today; the log has the ids. ", code("tessera audit"), " checks the whole chain and the signature of its head."]) : note("No entry yet."),
-    head ? table("audit", "Newest entries of the audit log", columns, rows) : null);
+  return [element("nav", link("← All federations", "#"), { class: "back", id: "back", "aria-label": "Where you are" }), section("audit", "Audit log",
+    head ? note(["The newest entries, in the time zone of this browser; each contains the hash of the one before. Names are those of today, or the last ones of removed federations; the log has the ids. ", code("tessera audit"), " checks the whole chain and the signature of its head."]) : note("No entry yet."),
+    head ? table("audit", "Newest entries of the audit log", columns, rows) : null)];
 }

@@ -1,7 +1,7 @@
 // The views of one round and of one client.
 
 import { chart, element, facts, link, note, section, table } from "./page.dom.js";
-import { REASONS, ago, count, difference, kept, keptName, label, names, number, personal, signed, size, span, value } from "./page.text.js";
+import { REASONS, ago, count, difference, kept, keptName, label, lastSeen, names, number, personal, shownState, signed, size, span, value } from "./page.text.js";
 import { curves, linesOf } from "./page.curves.js";
 import { voicesSection } from "./page.relevance.js";
 import { byName, links, progressOf, state, untrainedNote } from "./page.views.js";
@@ -22,7 +22,7 @@ export function roundSections({ federation, rounds }, round) {
   const steps = [round.round > 1 ? link(`round ${round.round - 1}`, href.round(round.round - 1)) : null, round.round < newest ? link(`round ${round.round + 1}`, href.round(round.round + 1)) : null];
   const { counts, bytes, scores } = round;
   const phases = Object.entries(round.seconds).map(([phase, seconds]) => `${phase} ${span(seconds)}`).join(", ");
-  const boxes = [[`${counts.arrived} of ${counts.joined}`, "updates", `${counts.late} late, ${counts.rejected} rejected${counts.dropped ? `, ${counts.dropped} dropped` : ""}`],
+  const boxes = [[counts.joined ? `${counts.arrived} of ${counts.joined}` : "none", "updates", !counts.joined ? "no client has joined" : `${counts.late} late, ${counts.rejected} rejected${counts.dropped ? `, ${counts.dropped} dropped` : ""}`],
     [size(bytes.up), "sent by clients"], [size(bytes.down), "sent to clients"]];
   if (round.sample) boxes.push([`${round.sample.drawn.length}${round.sample.places === null ? "" : ` of ${round.sample.places}`}`, "drawn for this round", round.sample.drawn.join(", ") || null]);
   const { losses } = round.secure_sum || {};
@@ -42,7 +42,7 @@ export function roundSections({ federation, rounds }, round) {
   const columns = [{ name: "client", few: true }, { name: "state", few: true, text: true }, { name: "received" }, { name: "up" }, { name: "down" }, { name: "norm" }, ...(hasRanks ? [{ name: "rank" }] : []), ...(hasSent ? [{ name: "ranks sent" }] : []), { name: "age" },
     ...(has((c) => c.progress) ? [{ name: "progress", few: true, text: true }] : []), ...(hasEpsilon ? [{ name: "epsilon spent" }] : []), ...(hasTraining ? [{ name: "training epsilon" }] : []), { name: "served", head: "loss served", few: true }, { name: "trained", head: "loss trained", few: true }, { name: "kept", text: true },
     ...(hasFinal ? [{ name: "final", head: "loss final", few: true }] : []), ...metrics.map((name) => ({ name: label(name) }))];
-  const rows = [...round.clients].sort(byName).map((c) => [link(c.name, href.client(c.client_id)), state(c.state, c.reject_reason),
+  const rows = [...round.clients].sort(byName).map((c) => [link(c.name, href.client(c.client_id)), state(shownState(c.state, round.state), c.reject_reason),
     c.received_at ? ago(c.received_at) : "–", size(c.bytes.up), size(c.bytes.down), number(c.norm), ...(hasRanks ? [c.rank === null ? "–" : String(c.rank)] : []), ...(hasSent ? [sent(c)] : []), c.staleness === null ? "–" : String(c.staleness),
     ...(has((x) => x.progress) ? [progressOf(c)] : []), ...(hasEpsilon ? [c.epsilon === null ? "–" : `${number(c.epsilon)} of ${budget ? budget.epsilon : "?"}`] : []),
     ...(hasTraining ? [c.training_epsilon === null ? "–" : `${number(c.training_epsilon)} of ${trainingBudget ? trainingBudget.epsilon : "?"}`] : []),
@@ -65,7 +65,7 @@ export function clientSections({ federation, rounds, matrix, clientNames }, clie
   const scored = parts.filter(({ part }) => part.scores);
   const newest = scored[0], first = scored.at(-1);
   const packed = federation.plan.alignment ? "rounds and alignment packs" : "all rounds";
-  const boxes = [[client.state, "state", `${client.identity === "key" ? "signs with a key" : "bearer credential"}`], [ago(client.last_seen_at), "last seen", `enrolled ${ago(client.enrolled_at)}`],
+  const boxes = [[client.state, "state", `${client.identity === "key" ? "signs with a key" : "bearer credential"}`], [ago(lastSeen(client, parts[0] && parts[0].part)), "last seen", `enrolled ${ago(client.enrolled_at)}`],
     [String(client.rounds), "rounds with an update"], [size(client.bytes.up), "sent by the client", packed], [size(client.bytes.down), "sent to the client", packed]];
   if (newest) {
     const moved = difference(value(personal(newest.part.scores), "loss"), value(first.part.scores.served, "loss"));
@@ -76,7 +76,7 @@ export function clientSections({ federation, rounds, matrix, clientNames }, clie
   const metrics = names(scored.map(({ part }) => personal(part.scores))).filter((name) => name !== "loss"), hasFinal = scored.some(({ part }) => part.scores.final);
   const columns = [{ name: "round", few: true }, { name: "state", few: true, text: true }, { name: "received" }, { name: "up" }, { name: "down" }, { name: "served", head: "loss served", few: true },
     { name: "trained", head: "loss trained", few: true }, { name: "kept", text: true }, ...(hasFinal ? [{ name: "final", head: "loss final", few: true }] : []), ...metrics.map((name) => ({ name: label(name) }))];
-  const rows = parts.map(({ view, part: { scores, ...c } }) => [link(String(view.round), href.round(view.round)), state(c.state, c.reject_reason), c.received_at ? ago(c.received_at) : "–", size(c.bytes.up), size(c.bytes.down),
+  const rows = parts.map(({ view, part: { scores, ...c } }) => [link(String(view.round), href.round(view.round)), state(shownState(c.state, view.state), c.reject_reason), c.received_at ? ago(c.received_at) : "–", size(c.bytes.up), size(c.bytes.down),
     number(scores && value(scores.served, "loss")), number(scores && value(scores.trained, "loss")), keptName(scores), ...(hasFinal ? [number(scores && value(scores.final, "loss"))] : []),
     ...metrics.map((name) => number(value(personal(scores), name)))]);
   const model = `${profile.architecture}, ${profile.layers} layers of width ${profile.hidden_size}; base model ${profile.base_model}; agent ${profile.agent_version}`;

@@ -78,11 +78,20 @@ export function requireTyped(fields, name) {
   if (fields.typed !== name) throw new Error(`Type ${name} exactly as shown.`);
 }
 
-export function result(title, content) {
-  const close = element("button", "Close", { type: "button" });
+// What a dialog shows only once. Escape shows `warning` and closes nothing.
+export function result(title, content, warning) {
+  const close = element("button", "Close", { type: "button" }), alert = element("p", "", { role: "alert", class: "bad", id: "dialog-warning", "data-warning": warning });
   close.addEventListener("click", () => at("dialog").close());
-  return [element("h2", title, { id: "dialog-title" }), ...content, element("div", close, { class: "buttons" })];
+  return [element("h2", title, { id: "dialog-title" }), ...content, alert, element("div", close, { class: "buttons" })];
 }
+
+// A browser closes a dialog when nothing prevents the key; after a second Escape it asks no handler of "cancel".
+window.addEventListener("keydown", (event) => {
+  const alert = at("dialog-warning");
+  if (event.key !== "Escape" || !alert) return;
+  event.preventDefault();
+  alert.textContent = alert.dataset.warning;
+});
 
 // A text in one line, or in `rows` lines, with a button that copies it.
 export function copyable(id, label, text, rows = 1) {

@@ -39,7 +39,7 @@ export function table(id, caption, columns, rows) {
 export function facts(pairs) {
   return element("dl", pairs.map(([value, name, detail]) =>
     element("div", [element("dt", name), element("dd", [value instanceof Node ? value : element("b", value), detail ? element("span", detail) : null])], { class: "fact" })),
-  { class: "facts" });
+  { class: pairs.length < 4 ? "facts few" : "facts" });
 }
 
 // Replace the sections of `target` that changed, and leave the reader's focus, scrolling and open parts alone.
@@ -120,8 +120,8 @@ export function chart(name, unit, lines) {
   const labels = levels.map((level) => level.toFixed(digits)), limit = cut === null ? Infinity : levels.at(-1);
   const width = Math.max(300, Math.min(640, window.innerWidth < 832 ? window.innerWidth - 30 : (window.innerWidth - 80) * 0.58));
   const [height, left, right, head, bottom] = [260, 14 + SCALE * Math.max(...labels.map((text) => text.length)), 14, 34, 40];
-  const first = Math.min(...points.map(([round]) => round)), last = Math.max(first + 1, ...points.map(([round]) => round));
-  const x = (round) => left + ((width - left - right) * (round - first)) / (last - first);
+  const first = Math.min(...points.map(([round]) => round)), last = Math.max(...points.map(([round]) => round));
+  const x = (round) => left + (width - left - right) * (first === last ? 0.5 : (round - first) / (last - first)); // a single round stands in the middle
   const y = (value) => height - bottom - ((height - head - bottom) * (value - levels[0])) / (levels.at(-1) - levels[0]);
   const above = lines.flatMap((line) => line.points.filter(([, value]) => value > limit).map(([round, value]) => ({ line: line.name, round, value })));
   const svg = svgElement("svg", { viewBox: `0 0 ${width.toFixed(0)} ${height}`, role: "img", "aria-label": `${name} by round: ${named.map((line) =>

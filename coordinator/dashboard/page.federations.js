@@ -1,7 +1,7 @@
 // All federations: state, round, and whom each waits for.
 
 import { mayAct } from "./page.actions.js";
-import { element, link, note, section, table } from "./page.dom.js";
+import { element, link, table } from "./page.dom.js";
 import { count, secondsUntil, span } from "./page.text.js";
 import { byName, links, missing, state } from "./page.views.js";
 
@@ -43,4 +43,8 @@ export function federationsSection(federations, details) {
   return element("section", [element("h2", `${count(federations.length, "federation")}, ${running} running`, { id: "headline" }), table("federations", "Federations", columns, rows)], { id: "federations-part" });
 }
 
-export const noFederation = () => section("empty", "No federation yet", note(["Create one with ", element("code", "tessera federation create --name NAME --strategy fedmosaic --rounds 10"), mayAct() ? ", or with New federation above." : "; this page shows it at once."], { id: "headline" }));
+export function noFederation() {
+  const advice = mayAct() ? ["Create one with New federation above, or with ", element("code", "tessera federation create --name NAME --strategy fedmosaic --rounds 10"), "."]
+    : ["An operator creates federations; this page shows a new one at once."];
+  return element("section", [element("h2", "No federation yet", { id: "headline" }), element("p", advice, { id: "now" })], { id: "empty-part" });
+}

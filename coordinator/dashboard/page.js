@@ -4,7 +4,7 @@
 
 import { actionsSection, askToEnrol, askToMove, askToRemove, askToRevoke, clientActions, mayAct } from "./page.actions.js";
 import { all, fetchJson, roleIn, send, token } from "./page.api.js";
-import { auditSection } from "./page.audit.js";
+import { auditSections } from "./page.audit.js";
 import { besideSection } from "./page.beside.js";
 import { askToCreate } from "./page.create.js";
 import { at, element, link, note, render, section } from "./page.dom.js";
@@ -99,22 +99,23 @@ function forgetChanged(shown, before) {
 
 async function loadSeldom(shown, path, federation, now) {
   if (now - shown.seldomAt < SELDOM_MS && shown.enrolled === federation.clients.enrolled) return;
-  const [clients, packs, bank] = await Promise.all([all(`${path}/clients`), federation.plan.alignment ? fetchJson(`${path}/alignments`) : null,
+  const canList = mayAct(federation.id) && federation.state !== "finished";
+  const [clients, tokens, packs, bank] = await Promise.all([all(`${path}/clients`), canList ? all(`${path}/enrolment-tokens`) : [], federation.plan.alignment ? fetchJson(`${path}/alignments`) : null,
     federation.plan.privacy.secure_sum ? fetchJson(`${path}/experts?limit=${PAGE}`) : null]);
-  Object.assign(shown, { clients, packs: packs ? packs.items : [], bank, seldomAt: now, enrolled: federation.clients.enrolled });
+  Object.assign(shown, { clients, tokens, packs: packs ? packs.items : [], bank, seldomAt: now, enrolled: federation.clients.enrolled });
 }
 
 async function loadFederation(fid, now) {
   const path = `/v1/federations/${encodeURIComponent(fid)}`, federation = await fetchJson(path);
   if (!federation) return null;
-  if (!known.shown || known.shown.id !== fid) known.shown = { id: fid, rounds: [], earlier: null, views: new Map(), matrices: new Map(), clients: [], packs: [], bank: null, matrix: null, seldomAt: 0 };
+  if (!known.shown || known.shown.id !== fid) known.shown = { id: fid, rounds: [], earlier: null, views: new Map(), matrices: new Map(), clients: [], tokens: [], packs: [], bank: null, matrix: null, seldomAt: 0 };
   const { shown } = known; // another federation may be chosen meanwhile
   const before = shown.rounds;
   await Promise.all([loadRounds(shown, path), loadSeldom(shown, path, federation, now)]);
   forgetChanged(shown, before);
   const published = shown.rounds.find((round) => round.state === "published");
   if (published && !federation.plan.privacy.secure_sum && (!shown.matrix || shown.matrix.round !== published.round)) shown.matrix = await fetchJson(`${path}/rounds/${published.round}/relevance`);
-  return { path, shown, federation, published, rounds: shown.rounds, isComplete: shown.earlier === null, clients: shown.clients, packs: shown.packs, bank: shown.bank, matrix: shown.matrix,
+  return { path, shown, federation, published, rounds: shown.rounds, isComplete: shown.earlier === null, clients: shown.clients, tokens: shown.tokens, packs: shown.packs, bank: shown.bank, matrix: shown.matrix,
     clientNames: Object.fromEntries(shown.clients.map((client) => [client.client_id, client.name])) };
 }
 
@@ -141,7 +142,7 @@ async function beside(data, fid) {
 
 async function audit() {
   const { head } = await fetchJson("/v1/audit?limit=1"), after = head ? Math.max(0, head.number - PAGE) : 0;
-  return [auditSection(await fetchJson(`/v1/audit?limit=${PAGE}&after=${after}`))];
+  return auditSections(await fetchJson(`/v1/audit?limit=${PAGE}&after=${after}`));
 }
 
 // Act, and show at once what follows.
@@ -152,6 +153,14 @@ async function act(method, path, body) {
   ui.acted = true;
   refresh();
   return answer;
+}
+
+// A removed federation disappears at once, and not only when the coordinator has listed the others.
+function leaveRemoved(fid) {
+  known.federations = known.federations.filter(({ id }) => id !== fid);
+  at("view").hidden = at("peers").hidden = true;
+  at("loading").hidden = false;
+  location.hash = "";
 }
 
 async function overview(data, mine) {
@@ -209,8 +218,8 @@ function show(sections) {
   if (!at("dialog").open) ui.acted = false;
 }
 
-function showChoice(chosen) {
-  at("choice").hidden = known.federations.length === 0;
+function showChoice(chosen, isAudit) {
+  at("choice").hidden = known.federations.length === 0 || isAudit;
   const isOnly = (name) => known.federations.filter((f) => f.name === name).length === 1;
   const options = [...(known.federations.length > 1 ? [element("option", `All ${known.federations.length}`, { value: "" })] : []),
     ...known.federations.map((f) => element("option", `${f.name} (${f.state}${isOnly(f.name) ? "" : `, ${f.id}`})`, { value: f.id }))];
@@ -243,7 +252,7 @@ async function refresh() {
     const { fid, kind, id } = address(), isAudit = fid === "audit", only = known.federations.length === 1 ? known.federations[0].id : undefined;
     const chosen = isAudit ? undefined : fid || only, data = chosen ? await loadFederation(chosen, now) : null;
     if (mine !== turn) return;
-    showChoice(chosen);
+    showChoice(chosen, isAudit);
     known.federation = data && data.federation;
     known.client = data && kind === "clients" ? data.clients.find((client) => client.client_id === id) : null;
     const sections = isAudit ? await audit() : !chosen ? known.federations.length ? await list() : [noFederation()]
@@ -304,8 +313,8 @@ at("view").addEventListener("click", (event) => {
   const asked = metric ? { metric } : action === "history" ? { history: true } : action === "curves" ? { curves: ui.curves + HISTORY }
     : curve ? { chosen: ui.chosen.includes(curve) ? ui.chosen.filter((id) => id !== curve) : [...ui.chosen, curve] } : null;
   if (asked) { Object.assign(ui, asked); refresh(); }
-  else if (action === "remove") askToRemove((path) => act("DELETE", path), known.federation, () => { location.hash = ""; });
-  else if (action === "enrol") askToEnrol(post, known.federation);
+  else if (action === "remove") askToRemove((path) => act("DELETE", path), known.federation, leaveRemoved);
+  else if (action === "enrol") askToEnrol(post, known.federation, known.shown.tokens);
   else if (action === "revoke") askToRevoke((path) => act("DELETE", path), known.federation, known.client);
   else if (action) askToMove(post, known.federation, action);
 });

@@ -32,12 +32,18 @@ function privacyOf({ privacy, signature }) {
   return [updatesOf(privacy), voices, sketches, training, privacy.allow_bearer_clients ? "Clients may enrol without a key." : ""].filter(Boolean).join(" ");
 }
 
+// The name and the sentence of a strategy, which begins with the method's usual spelling of the name.
+function strategyOf(name, summary) {
+  const [first] = /^[\w-]*/.exec(summary), letters = (text) => text.toLowerCase().replace(/[^a-z0-9]/g, "");
+  return letters(first) === letters(name) ? name + summary.slice(first.length) : `${name}. ${summary}`;
+}
+
 // Terms and what the plan says of each, as texts.
 export function wordsOf(plan, known) {
   const usual = known ? known.plan.strategy.options : {}, options = Object.entries(plan.strategy.options).filter(([name, value]) => JSON.stringify(value) !== JSON.stringify(usual[name])).map(([name, value]) => `${name} ${JSON.stringify(value)}`).join(", ");
   const { adapter, rounds, training, alignment } = plan;
   return [
-    ["Strategy", `${plan.strategy.name}. ${known ? known.summary : "This coordinator does not have it any more."}`],
+    ["Strategy", strategyOf(plan.strategy.name, known ? known.summary : "This coordinator does not have it any more.")],
     ...(options ? [["Other than usual", `${options}.`]] : []),
     ["Adapter", `${adapterOf(adapter)}, on ${adapter.roles.join(", ")}.`],
     ["Rounds", roundsOf(rounds)],

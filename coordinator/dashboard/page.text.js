@@ -18,7 +18,7 @@ export const TERMS = {
   "epsilon spent": "Privacy budget that the client's sketches have used, of the budget in the plan.",
   "training epsilon": "Privacy budget that the client's training has used, of the budget in the plan.",
   received: "Time at which the coordinator accepted the update.",
-  "last seen": "Time of the client's last request.",
+  "last seen": "Time of the client's last request, recorded every 15 seconds.",
   updates: "Accepted updates, and the number of clients that joined the round.",
   "used by": "Members that used the expert in the newest summed round, by the sum of their counts; a member may use several experts.",
   prior: "Share of the prior over active experts, from the sums of the clients' responsibilities.",
@@ -47,6 +47,8 @@ export const signed = (value) => {
   const digits = Math.abs(value).toFixed(3);
   return `${Number(digits) === 0 ? "±" : value > 0 ? "+" : "−"}${digits}`;
 };
+// A client that joined a round which has ended can send no update any more.
+export const shownState = (state, round) => (state === "joined" && ["published", "abandoned"].includes(round) ? "no update" : state);
 export const count = (many, noun) => `${many} ${noun}${many === 1 ? "" : "s"}`;
 
 // The same units as the command line.
@@ -67,6 +69,9 @@ export function span(seconds) {
 }
 
 export const ago = (text) => (text ? `${span(Math.max(0, (Date.now() - new Date(text)) / 1000))} ago` : "never");
+// The time of a client's last sign of life: requests are recorded in intervals, what a round has of it at once.
+export const lastSeen = (client, part) => [client.last_seen_at, ...(part ? [part.joined_at, part.received_at, part.progress && part.progress.at] : [])].filter(Boolean)
+  .sort((a, b) => Date.parse(b) - Date.parse(a))[0] || null;
 export const secondsUntil = (text) => (new Date(text) - Date.now()) / 1000;
 
 // Loss and perplexity lead; then the other names that occur, in order.

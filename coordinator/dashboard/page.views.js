@@ -5,8 +5,8 @@ import { linesOf } from "./page.curves.js";
 import { chart, code, element, facts, link, note, section, table } from "./page.dom.js";
 import { adapterOf } from "./page.plan.js";
 import {
-  REASONS, TERMS, UNTRAINED, ago, count, difference, isLowerBetter, label, mean, meanChange, meaning, names, number, personal,
-  secondsUntil, signed, size, span, value, verdict,
+  REASONS, TERMS, UNTRAINED, ago, count, difference, isLowerBetter, label, lastSeen, mean, meanChange, meaning, names, number, personal,
+  secondsUntil, shownState, signed, size, span, value, verdict,
 } from "./page.text.js";
 
 export const byName = (a, b) => a.name.localeCompare(b.name, "en", { numeric: true });
@@ -46,11 +46,11 @@ export function missing({ current, clients }) {
 
 function sentence({ federation, current, clients }) {
   const { rounds } = federation.plan, enrolled = count(federation.clients.enrolled, "client");
-  const start = mayAct(federation.id) ? "below, or " : "";
-  if (!current) return [`${enrolled} enrolled; a round begins with ${rounds.min_clients}. Start it ${start}with `, code(`tessera federation start ${federation.id}`), "."];
+  const command = (verb) => (mayAct(federation.id) ? [` ${verb} it below, or with `, code(`tessera federation start ${federation.id}`), "."] : []);
+  if (!current) return [`${enrolled} enrolled; a round begins with ${rounds.min_clients}.`, ...command("Start")];
   const { counts } = current;
-  if (federation.state === "finished") return [`${enrolled} took part. Each agent fetches its final weights and scores them.`];
-  const paused = federation.state === "paused" ? [`Paused: no further round opens. Resume ${start}with `, code(`tessera federation start ${federation.id}`), ". "] : [];
+  if (federation.state === "finished") return [`${count(clients.filter((c) => c.rounds).length, "client")} sent updates. Each agent fetches its final weights and scores them.`];
+  const paused = federation.state === "paused" ? ["Paused: no further round opens.", ...command("Resume"), " "] : [];
   if (current.state === "open") {
     const advice = current.advice ? ` ${current.advice}.` : "";
     return [...paused, `${counts.joined} of the ${count(rounds.min_clients, "client")} that a round needs have joined; ${counts.arrived} have delivered.${advice}`];
@@ -72,8 +72,8 @@ function planOf({ federation: { name, plan }, clients }) {
 }
 
 export function headlineSection(data) {
-  const { federation, current } = data, total = federation.plan.rounds.total;
-  const title = federation.state === "finished" ? `${federation.name} is finished after ${count(current ? current.round : 0, "round")}`
+  const { federation, current, rounds, isComplete } = data, published = rounds.filter((round) => round.state === "published").length, total = federation.plan.rounds.total;
+  const title = federation.state === "finished" ? `${federation.name} is finished${isComplete ? ` after ${count(published, "published round")}` : ""}`
     : current ? `Round ${current.round} of ${total} ${DOING[current.state]}` : `${federation.name} has not started`;
   const late = missing(data), href = links(federation.id);
   const list = late.slice(0, 6).flatMap((c, i) => [i ? ", " : "", link(c.name, href.client(c.client_id)), ` (${c.why})`]);
@@ -126,7 +126,7 @@ export function factsSection(data) {
   if (current) {
     const { counts, bytes } = current, up = rounds.reduce((sum, r) => sum + r.bytes.up, 0), down = rounds.reduce((sum, r) => sum + r.bytes.down, 0);
     const lost = counts.late + counts.rejected + counts.dropped;
-    pairs.push([`${counts.arrived} of ${counts.joined}`, `updates in round ${current.round}`, lost ? `${counts.late} late, ${counts.rejected} rejected${counts.dropped ? `, ${counts.dropped} dropped` : ""}` : null],
+    pairs.push([counts.joined ? `${counts.arrived} of ${counts.joined}` : "none", `updates in round ${current.round}`, lost ? `${counts.late} late, ${counts.rejected} rejected${counts.dropped ? `, ${counts.dropped} dropped` : ""}` : counts.joined ? null : "no client has joined"],
       [size(bytes.up), `sent by clients in round ${current.round}`, isComplete ? `${size(up)} in all rounds` : null],
       [size(bytes.down), `sent to clients in round ${current.round}`, isComplete ? `${size(down)} in all rounds` : null]);
   }
@@ -178,7 +178,7 @@ export function untrainedNote(now, first) {
 }
 
 export function clientsSection(data) {
-  const { federation, clients, current, scored } = data, href = links(federation.id);
+  const { federation, clients, tokens, current, scored } = data, href = links(federation.id);
   const now = new Map((current ? current.clients : []).map((c) => [c.client_id, c]));
   const scores = new Map((scored ? scored.clients : []).map((c) => [c.client_id, c.scores])), changed = changes(data);
   const metrics = names([...scores.values()].map(personal)).filter((name) => name !== "loss");
@@ -190,15 +190,18 @@ export function clientsSection(data) {
   ];
   const rows = [...clients].sort(byName).map((c) => {
     const s = scores.get(c.client_id), part = now.get(c.client_id), moved = changed.get(c.client_id) || {};
-    return [link(c.name, href.client(c.client_id)), c.state === "revoked" ? state("revoked") : part ? state(part.state) : current ? "not joined" : "enrolled",
-      ...(isTraining ? [part ? progressOf(part) : "–"] : []), ago(c.last_seen_at),
+    return [link(c.name, href.client(c.client_id)), c.state === "revoked" ? state("revoked") : part ? state(shownState(part.state, current.state)) : current ? "not joined" : "enrolled",
+      ...(isTraining ? [part ? progressOf(part) : "–"] : []), ago(lastSeen(c, part)),
       number(s && value(s.served, "loss")), number(s && value(s.trained, "loss")), ...(hasFinal ? [number(s && value(s.final, "loss"))] : []),
       changeCell(moved.mixing), signed(moved.start), ...metrics.map((name) => number(value(personal(s), name))), String(c.rounds)];
   });
+  const invitation = !mayAct(federation.id) ? ["No client is enrolled yet. An operator creates a token for each silo."]
+    : tokens.length ? ["No client is enrolled yet."] : ["No client is enrolled yet. Create a token above, or with ", code(`tessera enrolment create ${federation.id} NAME`), ", and hand it to the silo."];
+  const waiting = tokens.map((token) => element("li", [element("b", token.client_name), `: token unused, expires in ${span(Math.max(0, secondsUntil(token.expires_at)))}`]));
   return section("clients", "Clients",
-    clients.length ? note(scored ? `Scores are those of round ${scored.round}.` : "Scores appear after the first published round.")
-      : note([`No client is enrolled yet. Create a token ${mayAct(federation.id) ? "above, or " : ""}with `, code(`tessera enrolment create ${federation.id} NAME`), ", and hand it to the silo."]),
-    clients.length ? table("clients", "Clients", columns, rows) : null);
+    clients.length ? note(scored ? `Scores are those of round ${scored.round}.` : "Scores appear after the first published round.") : note(invitation),
+    clients.length ? table("clients", "Clients", columns, rows) : null,
+    waiting.length ? element("ul", waiting, { id: "tokens", class: "claims", "aria-label": "Unused enrolment tokens" }) : null);
 }
 
 const NEWEST = 8;
@@ -207,7 +210,7 @@ export function roundsSection({ federation, rounds }) {
   const others = names(means).filter((name) => name !== "loss");
   const columns = [{ name: "round", few: true }, { name: "state", few: true, text: true }, { name: "opened" }, { name: "updates", few: true }, { name: "up" }, { name: "down" },
     { name: "loss", head: "mean loss", few: true }, { name: "worst loss" }, ...others.map((name) => ({ name: `mean ${label(name)}` }))];
-  const rows = rounds.map((r, i) => [link(String(r.round), href.round(r.round)), state(r.state, r.reason), ago(r.opened_at), `${r.counts.arrived} of ${r.counts.joined}`,
+  const rows = rounds.map((r, i) => [link(String(r.round), href.round(r.round)), state(r.state, r.reason), ago(r.opened_at), r.counts.joined ? `${r.counts.arrived} of ${r.counts.joined}` : "–",
     size(r.bytes.up), size(r.bytes.down), number(value(means[i], "loss")), number(value(r.scores && r.scores.worst, "loss")), ...others.map((name) => number(value(means[i], name)))]);
   if (!rounds.length) return section("rounds", "Rounds", note("No round yet."));
   return section("rounds", "Rounds", table("rounds", "Newest rounds", columns, rows.slice(0, NEWEST)),

@@ -118,6 +118,6 @@ def _refusal(kind: Kind, name: str, existing: str) -> Refusal:
     sentence = f"the {_NOUNS[kind]} {resemblance(name, existing)} {shown!r}, which is in use"
     if kind == "client":
         return ClientNameTaken(
-            f"{sentence}; choose another, or replace an unused token with `replace`", taken=shown
+            f"{sentence}; choose another, or set `replace` if only an unused token has it", taken=shown
         )
     return NameLooksAlike(f"{sentence}; write it as {shown!r}, or choose another", taken=shown)

@@ -14,7 +14,14 @@ from coordinator.db.tables.identity import ClientKeyRow
 from coordinator.db.upsert import insert_new
 from coordinator.enrolment import names
 from coordinator.errors import NotFound
-from schemas.messages.enrolment import Client, EnrolmentRequest, EnrolmentTokenRequest, TokenizerDigests
+from schemas.messages.enrolment import (
+    Client,
+    EnrolmentRequest,
+    EnrolmentTokenRequest,
+    TokenizerDigests,
+    UnusedToken,
+    UnusedTokenPage,
+)
 from schemas.messages.tokens import TokenPage, TokenRequest, TokenView
 
 
@@ -113,6 +120,19 @@ def add_enrolment_token(
 def enrolment_token(session: Session, row_id: str) -> EnrolmentTokenRow | None:
     # A row that was read before the lock may be outdated.
     return session.get(EnrolmentTokenRow, row_id, populate_existing=True)
+
+
+def unused_tokens(session: Session, federation_id: str, *, after: str | None, limit: int) -> UnusedTokenPage:
+    query = select(EnrolmentTokenRow).where(
+        EnrolmentTokenRow.federation_id == federation_id, *names.is_unused(session)
+    )
+    if after is not None:
+        query = query.where(EnrolmentTokenRow.id > after)
+    rows = list(session.scalars(query.order_by(EnrolmentTokenRow.id).limit(limit + 1)))
+    return UnusedTokenPage(
+        items=[UnusedToken.model_validate(row, from_attributes=True) for row in rows[:limit]],
+        next=rows[limit - 1].id if len(rows) > limit else None,
+    )
 
 
 def is_expired(session: Session, token: EnrolmentTokenRow) -> bool:

@@ -7,8 +7,9 @@ import re
 from fastapi import APIRouter, Request
 
 from coordinator.auth.authentication import Member
-from coordinator.auth.permissions import AnyMember, AsAuditor, AsAuditorOfClient, AsReader
+from coordinator.auth.permissions import AnyMember, AsAuditor, AsAuditorOfClient, AsOperator, AsReader
 from coordinator.enrolment import roster
+from coordinator.enrolment.store import unused_tokens
 from coordinator.errors import AuthMissing, Forbidden, Invalid, NotFound, RateLimited
 from coordinator.federations import store
 from coordinator.federations.layouts import layout_of
@@ -17,7 +18,7 @@ from coordinator.http.limits.poll_rate import PollRate
 from coordinator.http.params import DEFAULT_LIMIT, After, ClientId, FederationId, Limit
 from coordinator.http.problems import answers
 from coordinator.strategies.opening import open_plan
-from schemas.messages.enrolment import Client, ClientPage, Me, RosterPage
+from schemas.messages.enrolment import Client, ClientPage, Me, RosterPage, UnusedTokenPage
 
 router = APIRouter(tags=["clients"])
 _CURSOR = re.compile(r"[0-9]{1,9}")
@@ -76,6 +77,24 @@ def list_clients(
     with database.read() as session:
         store.federation(session, federation_id)
         return store.clients(session, federation_id, after=after, limit=limit)
+
+
+@router.get(
+    "/v1/federations/{fid}/enrolment-tokens",
+    tags=["enrolment"],
+    responses=answers(AuthMissing, Forbidden, NotFound),
+)
+def list_unused_tokens(
+    _: AsOperator,
+    federation_id: FederationId,
+    database: TheDatabase,
+    after: After = None,
+    limit: Limit = DEFAULT_LIMIT,
+) -> UnusedTokenPage:
+    """List the enrolment tokens that may still be used, oldest first, without their secrets."""
+    with database.read() as session:
+        store.federation(session, federation_id)
+        return unused_tokens(session, federation_id, after=after, limit=limit)
 
 
 @router.get("/v1/federations/{fid}/clients/{cid}", responses=answers(AuthMissing, Forbidden, NotFound))

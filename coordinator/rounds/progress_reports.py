@@ -54,10 +54,10 @@ def store_progress(
 
 
 def progress_of(
-    report: dict[str, Any] | None, reported_at: datetime | None, state: str
+    report: dict[str, Any] | None, reported_at: datetime | None, state: str, round_state: str
 ) -> ProgressView | None:
     """Return the report of a client that still trains; None otherwise."""
-    # After its update a client trains no more; its last report would say otherwise.
-    if report is None or reported_at is None or state != "joined":
+    # After its update or the round's end a client trains no more; its last report would say otherwise.
+    if report is None or reported_at is None or state != "joined" or round_state not in _TRAINING:
         return None
     return ProgressView(at=reported_at, **report)

@@ -140,7 +140,7 @@ def view_of(session: Session, row: RoundRow, shown: RoundSummary, *, only: str |
             staleness=row.number - last[client.client_id] if client.client_id in last else None,
             scores=Scores.model_validate(client.scores) if client.scores else None,
             reject_reason=client.reject_reason,
-            progress=progress_of(client.report, client.reported_at, client.state),
+            progress=progress_of(client.report, client.reported_at, client.state, row.state),
         )
         for client in queries.participations(session, row.id, only)
     ]

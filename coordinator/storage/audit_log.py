@@ -64,17 +64,15 @@ def append(session: Session, event: Event, *, actor: str, subject: str, reason: 
     run(session, _ENTRY, {"number": entry.number, "document": document, "hash": hash_of(document)})
 
 
-def page(session: Session, *, after: int, limit: int, head: AuditHead | None, with_people: bool) -> AuditPage:
-    """Return a page of entries with the present names of their ids; see `names_of` for `with_people`."""
+def page(session: Session, *, after: int, limit: int, head: AuditHead | None) -> AuditPage:
+    """Return a page of entries with the names behind their ids."""
     query = select(AuditRow).where(AuditRow.number > after).order_by(AuditRow.number).limit(limit + 1)
     rows = list(session.scalars(query))
     return AuditPage(
         items=[row.document for row in rows[:limit]],
         next=str(rows[limit - 1].number) if len(rows) > limit else None,
         head=head,
-        names=names_of(
-            session, {text for row in rows[:limit] for text in _ids(row.document)}, with_people=with_people
-        ),
+        names=names_of(session, {text for row in rows[:limit] for text in _ids(row.document)}),
     )
 
 

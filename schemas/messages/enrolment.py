@@ -151,6 +151,30 @@ class EnrolmentToken(Strict):
     """The time at which it expires."""
 
 
+class UnusedToken(Strict):
+    """An enrolment token that may still be used, without its secret."""
+
+    id: str
+    """The id of the token."""
+    client_name: str
+    """The name that the client will have."""
+    organisation: str | None
+    """The organisation of the client."""
+    created_at: UtcTime
+    """The time at which it was created."""
+    expires_at: UtcTime
+    """The time at which it expires."""
+
+
+class UnusedTokenPage(Strict):
+    """A page of enrolment tokens; `next` is the cursor of the next page, null on the last."""
+
+    items: list[UnusedToken]
+    """The tokens."""
+    next: str | None
+    """The cursor of the next page, to be sent as `after`; null on the last."""
+
+
 class EnrolmentRequest(Lenient):
     """A request to enrol, with a key or, where the plan allows it, with a bearer credential.
 

@@ -206,7 +206,8 @@ class ParticipationView(Strict):
     reject_reason: str | None
     """Why the update was rejected."""
     progress: ProgressView | None = None
-    """The progress of the client's training; null before its first report and after its update."""
+    """The progress of the client's training; null before its first report, and after its update or the
+    round's end."""
 
 
 Advice = Annotated[str, Field(min_length=1, max_length=500, pattern=r"^[^\x00-\x1f\x7f]+$")]

@@ -113,7 +113,9 @@ class AuditPage(Strict):
     head: AuditHead | None
     """The end of the log; null if it is empty."""
     names: dict[str, AuditName] = Field(default_factory=dict)
-    """The present names behind the ids in `items`; they are not part of the hash chain."""
+    """The names behind the ids in `items`: present names, and those of removed federations. They are not part
+    of the hash chain.
+    """
 
 
 class Hello(Strict):

@@ -10,7 +10,7 @@ from coordinator.db.tables.federations import FederationRow
 from tests.acceptance.system.page import enter
 from tests.scene.alignment import LARGE, acceptance_figures, with_packs
 from tests.scene.coordinator import Served
-from tests.scene.rounds import deliver, one_round, plan, running, scored, url, values
+from tests.scene.rounds import deliver, join, one_round, plan, running, scored, url, values
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(120)]
 
@@ -77,8 +77,14 @@ def test_the_page_follows_a_round_without_reload(page: Page, served: Served) -> 
     expect(page.locator("#headline")).to_contain_text("Round 1 of 3 is open")
     one_round(served, federation_id, silos, 1, [1.0, 3.0])
     expect(page.locator("#headline")).to_contain_text("Round 2 of 3", timeout=10_000)
+    join(silos[0], 2)
+    revoked = f"/v1/federations/{federation_id}/clients/{silos[1].client_id}"
+    assert served.admin.delete(revoked).status_code == 204
     assert served.admin.post(f"/v1/federations/{federation_id}/finish").status_code == 200
-    expect(page.locator("#headline")).to_have_text("clinics is finished after 2 rounds", timeout=10_000)
+    finished = "clinics is finished after 1 published round"
+    expect(page.locator("#headline")).to_have_text(finished, timeout=10_000)
+    expect(page.locator("#now")).to_contain_text("2 clients sent updates.")
+    expect(page.locator("#clients .state")).to_have_text(["no update", "revoked"])
 
 
 def test_the_page_asks_again_after_an_invalid_token(page: Page, served: Served) -> None:

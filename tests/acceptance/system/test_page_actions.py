@@ -49,7 +49,7 @@ def _create(page: Page, strategy: str, **fields: str) -> None:
 
 def test_a_federation_is_run_from_the_page_alone(page: Page, served: Served) -> None:
     enter(page, served, token=_token(served, "admin"))
-    expect(page.locator("#headline")).to_contain_text("Create one with")
+    expect(page.locator("#headline")).to_have_text("No federation yet")
     create = page.get_by_role("dialog").get_by_role("button", name="Create")
     _create(page, strategy="fedavg", name="wards", rounds="2", members="1", more='{"adapter": {"rank": ')
     alert = page.get_by_role("dialog").get_by_role("alert")
@@ -112,6 +112,39 @@ def test_a_federation_is_run_from_the_page_alone(page: Page, served: Served) -> 
         f"{ADMIN} finished wards",
     ]
     assert all(row.inner_text().endswith("UTC") for row in page.locator("#audit time").all())
+    expect(page.locator("#choice")).to_be_hidden()
+    page.locator("#back a").click()
+    expect(page.locator("#headline")).to_contain_text("wards is finished")
+
+
+def test_unused_tokens_are_listed_until_they_are_used(page: Page, served: Served) -> None:
+    federation_id = served.federation()
+    enter(page, served, federation_id, _token(served, "operator"))
+    page.get_by_role("button", name="Enrol a client").click()
+    page.locator("#field-name").fill("north")
+    page.get_by_role("button", name="Make a token").click()
+    token = page.locator("#enrolment-token").input_value()
+    for _ in range(3):
+        page.keyboard.press("Escape")
+    expect(page.locator("#dialog-warning")).to_contain_text("Press Close")
+    expect(page.locator("#enrolment-token")).to_have_value(token)
+    page.get_by_role("button", name="Close").click()
+    expect(page.locator("#tokens li")).to_have_text(["north: token unused, expires in 24 h"])
+
+    page.get_by_role("button", name="Enrol a client").click()
+    page.locator("#field-name").fill("north")
+    page.get_by_role("button", name="Make a token").click()
+    expect(page.locator("#error-name")).to_contain_text("tick “Replace an unused token of this name”")
+    page.keyboard.press("Escape")
+    expect(page.get_by_role("dialog")).to_have_count(0)
+    served.enrol(federation_id, "south")
+    expect(page.locator("#clients tbody tr")).to_have_count(1)
+    expect(page.locator("#tokens li")).to_have_count(1)
+
+    page.get_by_role("button", name="Sign out").click()
+    enter(page, served, federation_id, _token(served, "auditor"))
+    expect(page.locator("#clients tbody tr")).to_have_count(1)
+    expect(page.locator("#tokens")).to_have_count(0)
 
 
 def test_all_invalid_fields_are_named_at_once(page: Page, served: Served) -> None:
@@ -189,14 +222,22 @@ def test_federation_that_was_never_started_is_removed(page: Page, served: Served
 def test_people_see_the_actions_of_their_role(
     page: Page, served: Served, role: str, sections: list[int]
 ) -> None:
-    _, silos = running(served)
+    federation_id, silos = running(served)
     enter(page, served, token=_token(served, role))
     expect(page.locator("#headline")).to_contain_text("Round 1")
+    expect(page.locator(".fact", has_text="updates in round 1")).to_contain_text("no client has joined")
     expect(page.locator("#actions-part")).to_have_count(sections[0])
+    expect(page.locator("#do-finish.danger")).to_have_count(sections[0])
     expect(page.get_by_role("button", name="New federation")).to_be_visible(visible=role != "auditor")
     page.locator(f'#clients a[href$="{silos[0].client_id}"]').click()
     expect(page.locator("#voices-part")).to_be_visible()
     expect(page.locator("#actions-part")).to_have_count(sections[1])
+    expect(page.locator("#do-revoke.danger")).to_have_count(sections[1])
+    assert served.admin.post(f"/v1/federations/{federation_id}/pause").status_code == 200
+    page.locator("#back a").first.click()
+    paused = "Paused: no further round opens." + " Resume it below" * sections[0]
+    expect(page.locator("#now")).to_contain_text(paused)
+    expect(page.locator("#now code")).to_have_count(sections[0])
 
 
 def test_a_person_signs_in_at_the_identity_provider(

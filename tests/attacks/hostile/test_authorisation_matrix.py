@@ -73,6 +73,7 @@ POLICIES: dict[str, Policy] = {
     f"POST {_F}/pause": OPERATORS,
     f"POST {_F}/finish": OPERATORS,
     f"POST {_F}/enrolment-tokens": OPERATORS,
+    f"GET {_F}/enrolment-tokens": OPERATORS,
     f"GET {_F}/clients": AUDITORS,
     f"GET {_F}/clients/{{cid}}": ABOUT_A_CLIENT,
     f"DELETE {_F}/clients/{{cid}}": REVOKING,

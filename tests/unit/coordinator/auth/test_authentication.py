@@ -12,6 +12,7 @@ from coordinator.db.engine import Database, database_time
 from coordinator.db.tables.federations import ClientRow, PersonToken
 from coordinator.settings import Settings
 from tests.scene.coordinator import Served, slug
+from tests.scene.waiting import wait_until
 
 
 def test_a_missing_credential_is_refused_before_the_body(coordinator: Served) -> None:
@@ -137,6 +138,25 @@ def test_last_seen_at_is_updated_after_15_seconds(
         session.execute(update(ClientRow).values(last_seen_at=at_enrolment - timedelta(seconds=15)))
     silo.http.get("/v1/me")
     assert last_seen() > at_enrolment
+
+
+def test_clients_of_one_second_are_all_seen(
+    database: Database, serve: Callable[..., Served], database_url: str
+) -> None:
+    served = serve(database_url)
+    federation_id = served.federation()
+    silos = [served.enrol(federation_id, name) for name in "abc"]
+    stale = datetime.now(UTC) - timedelta(minutes=3)
+    with database.write() as session:
+        session.execute(update(ClientRow).values(last_seen_at=stale))
+    for silo in silos:
+        assert silo.http.get("/v1/me").status_code == 200
+
+    def are_seen() -> bool:
+        with database.read() as session:
+            return all(seen_at > stale for seen_at in session.scalars(select(ClientRow.last_seen_at)))
+
+    wait_until(are_seen, event="the times of three clients")
 
 
 def test_last_seen_at_does_not_wait_for_locks(

@@ -156,6 +156,21 @@ def test_a_repeat_after_the_tokens_life_is_refused(coordinator: Served) -> None:
     assert _with_key(coordinator, token, key).status_code == 401
 
 
+def test_unused_tokens_are_listed_without_secrets(coordinator: Served) -> None:
+    federation_id = coordinator.federation()
+    path = f"/v1/federations/{federation_id}/enrolment-tokens"
+    used, lost, _ = (coordinator.enrolment_token(federation_id, name) for name in ("a", "b", "c"))
+    assert _with_key(coordinator, used, Ed25519PrivateKey.generate()).status_code == 201
+    replaced = coordinator.admin.post(path, json={"client_name": "b", "replace": True}).json()["token"]
+    pages = [coordinator.person("operator").get(path, params={"limit": 1})]
+    pages.append(coordinator.admin.get(path, params={"after": pages[0].json()["next"]}))
+    items = [item for page in pages for item in page.json()["items"]]
+    assert [item["client_name"] for item in items] == ["c", "b"]
+    assert items[1]["id"] == f"enr_{read(replaced).id}"
+    for token in (lost, replaced):
+        assert read(token).secret not in "".join(page.text for page in pages)
+
+
 def test_a_replaced_unused_token_ends(
     coordinator: Served,
 ) -> None:

@@ -45,6 +45,15 @@ def test_the_newest_report_is_shown_until_the_update(coordinator: Served) -> Non
     assert slug(report(peer, 1)) == "round-closed"
 
 
+def test_the_report_ends_with_the_round(coordinator: Served) -> None:
+    federation_id, (silo, _) = running(coordinator)
+    join(silo, 1)
+    assert report(silo, 1).status_code == 204
+    assert shown_progress(coordinator, silo, 1) is not None
+    assert coordinator.admin.post(f"/v1/federations/{federation_id}/finish").status_code == 200
+    assert shown_progress(coordinator, silo, 1) is None
+
+
 def test_reports_are_few_and_small(coordinator: Served) -> None:
     _, (silo, _) = running(coordinator)
     join(silo, 1)
