@@ -84,7 +84,7 @@ class Life:
     @classmethod
     def of(cls, study: Study, seed: int, folder: Path, *, rounds: int | None, merges: bool) -> Life:
         """Return the beginning of a study's first method."""
-        plan = plan_of(study, methods_of(study, study.methods[:1])[0], seed, None)
+        plan = plan_of(study, methods_of(study)[0], seed, None)
         if rounds is not None:
             plan = plan.model_copy(update={"rounds": plan.rounds.model_copy(update={"total": rounds})})
         opened = open_plan(plan)
@@ -173,7 +173,8 @@ class Life:
             for name in self.state:
                 if name.startswith(bank_tensor(expert, "")):
                     total = sum(share * change[name] for share, change in zip(shares, learnt, strict=True))
-                    moved = m_step(state[name], np.asarray(total, np.float64), sum(shares), 1.0)
+                    values = state[name].astype(np.float64)
+                    moved = m_step(values, np.asarray(total, np.float64), sum(shares), 1.0)
                     state[name] = moved.astype(np.float32)
         return state
 
