@@ -61,7 +61,12 @@ def enrol(
     """
     with clear_errors(), opened_settings(config) as settings:
         from client_agent.identity.agent_folder import exclusive
-        from client_agent.identity.membership import checked_name, read_key, read_token
+        from client_agent.identity.membership import (
+            checked_name,
+            read_key,
+            read_token,
+            require_unenrolled,
+        )
         from client_agent.identity.membership import enrol as redeem_token
         from client_agent.privacy.budget import require_voices
         from client_agent.rounds.client import require_policy
@@ -71,11 +76,14 @@ def enrol(
         from schemas.peers import member_claims
 
         name, secret = checked_name(name), _secret(token)
-        read_token(secret)  # as the name, before a model is loaded
+        server = read_token(secret).server  # as the name, before a model is loaded
         # A person types this once, and nothing is lost by typing it again.
         if "request_deadline_seconds" not in settings.model_fields_set:
             settings = settings.model_copy(update={"request_deadline_seconds": _ENROL_SECONDS})
         with exclusive(settings.folder), connection(settings, None) as api:
+            # A model takes minutes to load; the folder and the URL are known to be right or wrong before.
+            require_unenrolled(settings.folder)
+            api.proved_hello(server)
             silo = None if prepared else _opened_silo(settings)
             # The token is used up by an enrolment, so the model is loaded before and not after.
             profile = silo.profile if silo is not None else _prepared_profile(settings.folder)
@@ -233,7 +241,7 @@ def run(
     - `tessera agent run --config silo.toml --name aster --token TOKEN`
     """
     with clear_errors(resumes=True), opened_settings(config) as settings:
-        from client_agent.identity.membership import checked_name
+        from client_agent.identity.membership import checked_name, read_token
 
         if token and not name:
             raise SettingsUnusable(
@@ -243,6 +251,8 @@ def run(
         if follows(settings):
             return
         enrolment, stop = (_secret(token), checked_name(name)) if token and name else None, stop_on_signal()
+        if enrolment is not None:
+            read_token(enrolment[0])  # before a model is loaded
         with (
             led(settings) as (settings, ranks),
             open_participant(settings, enrolment, stop=stop) as participant,

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
+from client_agent.errors import Stopped
 from client_agent.rounds.adapter_in_place import prepare, put_in_place
 from client_agent.rounds.byte_budget import has_budget, require_affordable, require_allowed_size
 from client_agent.rounds.delivery import report_scores
@@ -47,7 +48,7 @@ def take_part(participant: Participant, brief: RoundBrief, *, until: str | None 
 
     Raises:
         Stopped: the agent was stopped; call again to resume.
-        CoordinatorUnreachable, CoordinatorRefused: the connection failed.
+        CoordinatorUnreachable, CoordinatorRefused: the connection failed, or the key was revoked.
         ManifestRefused: the coordinator has lost a round that this client joined.
         AgentError: model, data or plan do not work.
     """
@@ -154,7 +155,7 @@ def _train(work: Work) -> bytes:
             total_rounds=brief.total_rounds,
             start=opened.strategy.start(work.earlier, values, newcomer=earlier is None),
             earlier=earlier,
-            stop=trainer.stop,
+            stop=lambda: trainer.stop() or report.reason is not None,
             parts=opened.parts,
             work=work,
             is_federated=True,
@@ -164,7 +165,12 @@ def _train(work: Work) -> bytes:
             checkpoint=work.checkpoint,
             report=report,
         )
-        return train_locally(training).to_bytes()
+        try:
+            return train_locally(training).to_bytes()
+        except Stopped:
+            if report.reason is not None:
+                raise report.reason from None
+            raise
 
 
 _Step = tuple[str, Callable[[Work], bytes]]
