@@ -6,6 +6,7 @@ import json
 import sys
 from functools import partial
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -193,7 +194,7 @@ def status(config: Config = None, as_json: Json = False) -> None:
         if as_json:
             print(json.dumps(agent_status.document(), indent=1))
         else:
-            _show(agent_status)
+            _show(agent_status, config, settings.keep_rounds)
         if not agent_status.well:
             raise typer.Exit(1)
 
@@ -263,7 +264,7 @@ def run(
             run_rounds(participant, log_waits=True)
 
 
-def _show(agent_status: AgentStatus) -> None:
+def _show(agent_status: AgentStatus, config: Path | None, keep_rounds: int) -> None:
     from schemas.messages.scores import as_text
 
     facts = Table(show_header=False)
@@ -287,6 +288,9 @@ def _show(agent_status: AgentStatus) -> None:
         if serving.failure is not None:
             facts.add_row("to try again", Text(serving.failure))
     rounds = Table("round", "loss", "kept", "scores of the kept", "rate", "bytes sent", "state")
+    if agent_status.rounds and agent_status.rounds[-1].round > 1:
+        rounds.caption = f"Earlier rounds are no longer in the agent's folder (keep_rounds = {keep_rounds})."
+        rounds.caption_justify = "left"
     for row in agent_status.rounds:
         loss = "-" if row.served is None else f"{row.served:.3f} -> {row.trained:.3f}"
         rate = "-" if row.learning_rate is None else f"{row.learning_rate:g}"
@@ -294,7 +298,8 @@ def _show(agent_status: AgentStatus) -> None:
         scores = "-" if row.scores is None else as_text(row.scores)
         rounds.add_row(str(row.round), loss, row.personal or "-", scores, rate, size, Text(row.state))
     if agent_status.next_command is not None:
-        facts.add_row("next", agent_status.next_command)
+        same_file = f" --config {quote(str(config))}" if config is not None else ""
+        facts.add_row("next", Text(agent_status.next_command + same_file))
     Console().print(facts)
     if agent_status.rounds:
         Console().print(rounds)

@@ -36,6 +36,10 @@ def test_status_follows_an_agent_from_enrolment_to_end(
     federation_id = served.federation(**alone_plan())
     agent = participant(federation_id)
     waiting = status(file, exit_code=1)
+    assert waiting["next_command"] == "tessera agent run"
+    assert f"--config {file}" in "".join(tessera("status", "--config", file).stdout.split("│")).replace(
+        "\n", ""
+    )
     assert (waiting["name"], waiting["client"], waiting["federation"]) == (
         "aster",
         agent.session.client_id,
@@ -65,6 +69,9 @@ def test_status_follows_an_agent_from_enrolment_to_end(
         "gates": None,
     }
     assert ended["learning_rate"] is None  # the plan names the rate
+    assert ended["next_command"] is None
+    # As after the coordinator was switched off: the final weights are stored.
+    assert status(config_beside(tmp_path), exit_code=1)["next_command"] is None
     assert ended["final_scores"] == view["scores"]["final"]
     shown = tessera("status", "--config", file).stdout
     for part in (
