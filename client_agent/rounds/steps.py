@@ -29,6 +29,7 @@ from client_agent.rounds.work import Work
 from client_agent.storage.round_folder import (
     BRIEF,
     INPUT,
+    PARTIAL,
     READY,
     RECEIPT,
     SCORES_SENT,
@@ -57,6 +58,8 @@ def take_part(participant: Participant, brief: RoundBrief, *, until: str | None 
     folder = rounds.open(brief.round)
     if folder.finished:
         return folder.has(RECEIPT) and _deliver_again(Work(participant, OpenedBrief.of(brief), folder))
+    if folder.has(WEIGHTS) and not folder.has(TRAINED) and not folder.has(PARTIAL):
+        log.info("round %d: training begins again after a stop", folder.number)
     if not folder.has(WEIGHTS):  # until then a newer brief may name other weights
         # First of all: the machine with the model finds its next task by this file.
         folder.write(BRIEF, brief.model_dump_json().encode())
