@@ -15,6 +15,7 @@ from client_agent.agent_entries import MEMBERSHIP
 from client_agent.identity.agent_folder import Membership
 from client_agent.rounds.training_result import TrainingResult
 from schemas.command import application
+from schemas.identity.enrolment_token import EnrolmentTokenText
 from tests.scene.agent_processes import TESSERA, environment, tessera
 from tests.scene.coordinator import Served
 from tests.scene.silo_config import config, config_beside
