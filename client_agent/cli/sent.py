@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 sending = typer.Typer()
 
 _FEDERATION = re.compile(r"^(/v1/federations/[^/]+)/")
+_ID_LENGTH = 12
 
 
 @sending.command()
@@ -70,13 +71,15 @@ def sent(
 def _show(entries: Sequence[SentRequest]) -> None:
     """Print a table; the progress reports of a round are one row."""
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for name in ("time", "round", "what", "request", "bytes"):
-        table.add_column(name, no_wrap=True, justify="right" if name == "bytes" else "left")
+    table.add_column("time", no_wrap=True)
+    table.add_column("what", min_width=len("enrolment"))
+    table.add_column("request", no_wrap=True)
+    table.add_column("bytes", no_wrap=True, justify="right")
     # The only column that a narrow terminal cuts: a prefix tells two bodies apart, and --json has the whole.
-    table.add_column("sha-256", overflow="ellipsis")
+    table.add_column("sha-256", overflow="ellipsis", min_width=8)
     federation = next((found for entry in entries if (found := _FEDERATION.match(entry.route))), None)
     if federation is not None:
-        table.caption = f"… is {federation.group(1)}; --json prints whole digests and times"
+        table.caption = f"… is {federation.group(1)}; --json prints whole ids and digests"
         table.caption_justify = "left"
     reports: dict[int | None, list[SentRequest]] = {}
     for entry in entries:
@@ -85,19 +88,17 @@ def _show(entries: Sequence[SentRequest]) -> None:
             continue
         table.add_row(
             _time(entry.at),
-            _text(entry.round),
             entry.kind,
-            Text(f"{entry.method} {_FEDERATION.sub('…/', entry.route)}"),
+            _request(entry),
             f"{entry.bytes:,}",
             entry.sha256 or "-",
         )
-    for number, round_reports in sorted(reports.items(), key=lambda item: item[0] or 0):
+    for _, round_reports in sorted(reports.items(), key=lambda item: item[0] or 0):
         total = sum(entry.bytes for entry in round_reports)
         table.add_row(
             _time(round_reports[-1].at),
-            _text(number),
             f"progress, {len(round_reports)}x",
-            "",
+            _request(round_reports[-1]),
             f"{total:,}",
             "-",
         )
@@ -109,8 +110,11 @@ def _time(at: str) -> str:
     return at[5:19].replace("T", " ")
 
 
-def _text(number: int | None) -> str:
-    return "-" if number is None else str(number)
+def _request(entry: SentRequest) -> Text:
+    """Return method and route, without the federation and with long ids cut."""
+    route = _FEDERATION.sub("…/", entry.route)
+    parts = [f"{part[:_ID_LENGTH]}…" if len(part) > _ID_LENGTH + 4 else part for part in route.split("/")]
+    return Text(f"{entry.method} {'/'.join(parts)}")
 
 
 def _save(entries: Sequence[SentRequest], folder: Path, target: Path) -> int:
