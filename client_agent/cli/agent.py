@@ -297,12 +297,13 @@ def _show(agent_status: AgentStatus, config: Path | None, keep_rounds: int) -> N
         size = "-" if row.bytes_sent is None else f"{row.bytes_sent:,}"
         scores = "-" if row.scores is None else as_text(row.scores)
         rounds.add_row(str(row.round), loss, row.personal or "-", scores, rate, size, Text(row.state))
-    if agent_status.next_command is not None:
-        same_file = f" --config {quote(str(config))}" if config is not None else ""
-        facts.add_row("next", Text(agent_status.next_command + same_file))
     Console().print(facts)
     if agent_status.rounds:
         Console().print(rounds)
+    if agent_status.next_command is not None:
+        # No row of a table, whose wrapped cells cannot be copied.
+        same_file = f" --config {quote(str(config))}" if config is not None else ""
+        print(f"next: {agent_status.next_command}{same_file}")
 
 
 def _opened_silo(settings: AgentSettings) -> Silo:
