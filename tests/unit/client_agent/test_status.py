@@ -68,8 +68,6 @@ def test_status_follows_an_agent_from_enrolment_to_end(
     }
     assert ended["learning_rate"] is None  # the plan names the rate
     assert ended["next_command"] is None
-    # As after the coordinator was switched off: the final weights are stored.
-    assert status(config_beside(tmp_path), exit_code=1)["next_command"] is None
     assert ended["final_scores"] == view["scores"]["final"]
     shown = tessera("status", "--config", file).stdout
     for part in (
@@ -80,6 +78,8 @@ def test_status_follows_an_agent_from_enrolment_to_end(
         f"{ended['rounds'][0]['bytes_sent']:,}",
     ):
         assert part in shown, part
+    # As after the coordinator was switched off: the final weights are stored.
+    assert status(config_beside(tmp_path), exit_code=1)["next_command"] is None
 
 
 def test_status_shows_the_gate_of_each_block(served: Served, started: Enrolled, tmp_path: Path) -> None:
