@@ -156,7 +156,7 @@ def at_first_step(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], obj
                 act()
             report(reports, step, done, total)
             if len(steps) == 1:
-                wait_until(lambda: reports.reason is not None, what="the answer to a report")
+                wait_until(lambda: reports.reason is not None, event="the answer to a report")
 
         monkeypatch.setattr(ProgressReports, "__call__", report_and_wait)
         return steps

@@ -69,7 +69,7 @@ def test_unclear_refusal_of_a_report_ends_nothing(slug: str) -> None:
     with ProgressReports(send, with_loss=True, seconds=0.001, ended=lambda: "round-closed") as reports:
         for number in range(1, 4):
             reports(Step(number, 9, 1.0, 100, 1.0), 0, 9)
-            wait_until(lambda number=number: number in calls, what="a try")
+            wait_until(lambda number=number: number in calls, event="a try")
     assert reports.reason is None
 
 
