@@ -26,6 +26,7 @@ from client_agent.storage.rate_store import RateStore
 from client_agent.storage.round_folder import (
     CLOSED,
     FINAL_SCORES_SENT,
+    FINAL_WEIGHTS,
     INPUT,
     READY,
     RECEIPT,
@@ -148,9 +149,11 @@ def _next_command(settings: AgentSettings, home: Path, syncs: bool, finished: bo
         pending = pending_work(client)
     if syncs and pending is not None:
         return "tessera agent work"
-    if finished and (not syncs or (home / FINAL_SCORES_SENT).is_file()):
-        return None
-    return "tessera agent sync" if syncs else "tessera agent run"
+    if syncs:
+        is_over = finished and (home / FINAL_SCORES_SENT).is_file()
+        return None if is_over else "tessera agent sync"
+    # A coordinator may be gone after the end; who has the final weights needs nothing more of it.
+    return None if finished or (home / FINAL_WEIGHTS).is_file() else "tessera agent run"
 
 
 def _coordinator_status(settings: AgentSettings, member: Membership) -> tuple[str, bool, bool]:

@@ -17,6 +17,7 @@ from studies.earlier_folder import set_aside
 
 MARK = ".tessera-demo"
 INTERRUPTED = 130  # 128 + SIGINT, as in shells
+NOT_RESUMED = "stopped before the end; a demo does not resume, and the same command begins a new one"
 _GIVE_UP_SECONDS = 900.0
 
 

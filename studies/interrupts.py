@@ -8,6 +8,13 @@ import sys
 from types import FrameType
 from typing import NoReturn
 
+_is_stopping = False
+
+
+def is_stopping() -> bool:
+    """Whether a signal has ended the run, so that its progress is no news any more."""
+    return _is_stopping
+
 
 def answer_at_once() -> None:
     """Print `stopping ...` and raise KeyboardInterrupt at the first signal; ignore later ones.
@@ -19,6 +26,8 @@ def answer_at_once() -> None:
 
 
 def _stop(number: int, frame: FrameType | None) -> NoReturn:
+    global _is_stopping
+    _is_stopping = True
     # A second Ctrl-C would interrupt the clean-up and leave processes behind.
     for ignored in (signal.SIGTERM, signal.SIGINT):
         signal.signal(ignored, signal.SIG_IGN)

@@ -6,6 +6,7 @@ import json
 import sys
 from functools import partial
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -61,7 +62,12 @@ def enrol(
     """
     with clear_errors(), opened_settings(config) as settings:
         from client_agent.identity.agent_folder import exclusive
-        from client_agent.identity.membership import checked_name, read_key, read_token
+        from client_agent.identity.membership import (
+            checked_name,
+            read_key,
+            read_token,
+            require_unenrolled,
+        )
         from client_agent.identity.membership import enrol as redeem_token
         from client_agent.privacy.budget import require_voices
         from client_agent.rounds.client import require_policy
@@ -71,11 +77,14 @@ def enrol(
         from schemas.peers import member_claims
 
         name, secret = checked_name(name), _secret(token)
-        read_token(secret)  # as the name, before a model is loaded
+        server = read_token(secret).server  # as the name, before a model is loaded
         # A person types this once, and nothing is lost by typing it again.
         if "request_deadline_seconds" not in settings.model_fields_set:
             settings = settings.model_copy(update={"request_deadline_seconds": _ENROL_SECONDS})
         with exclusive(settings.folder), connection(settings, None) as api:
+            # A model takes minutes to load; the folder and the URL are known to be right or wrong before.
+            require_unenrolled(settings.folder)
+            api.proved_hello(server)
             silo = None if prepared else _opened_silo(settings)
             # The token is used up by an enrolment, so the model is loaded before and not after.
             profile = silo.profile if silo is not None else _prepared_profile(settings.folder)
@@ -185,7 +194,7 @@ def status(config: Config = None, as_json: Json = False) -> None:
         if as_json:
             print(json.dumps(agent_status.document(), indent=1))
         else:
-            _show(agent_status)
+            _show(agent_status, config, settings.keep_rounds)
         if not agent_status.well:
             raise typer.Exit(1)
 
@@ -233,7 +242,7 @@ def run(
     - `tessera agent run --config silo.toml --name aster --token TOKEN`
     """
     with clear_errors(resumes=True), opened_settings(config) as settings:
-        from client_agent.identity.membership import checked_name
+        from client_agent.identity.membership import checked_name, read_token
 
         if token and not name:
             raise SettingsUnusable(
@@ -243,6 +252,8 @@ def run(
         if follows(settings):
             return
         enrolment, stop = (_secret(token), checked_name(name)) if token and name else None, stop_on_signal()
+        if enrolment is not None:
+            read_token(enrolment[0])  # before a model is loaded
         with (
             led(settings) as (settings, ranks),
             open_participant(settings, enrolment, stop=stop) as participant,
@@ -253,7 +264,7 @@ def run(
             run_rounds(participant, log_waits=True)
 
 
-def _show(agent_status: AgentStatus) -> None:
+def _show(agent_status: AgentStatus, config: Path | None, keep_rounds: int) -> None:
     from schemas.messages.scores import as_text
 
     facts = Table(show_header=False)
@@ -277,17 +288,22 @@ def _show(agent_status: AgentStatus) -> None:
         if serving.failure is not None:
             facts.add_row("to try again", Text(serving.failure))
     rounds = Table("round", "loss", "kept", "scores of the kept", "rate", "bytes sent", "state")
+    if agent_status.rounds and agent_status.rounds[-1].round > 1:
+        rounds.caption = f"Earlier rounds are no longer in the agent's folder (keep_rounds = {keep_rounds})."
+        rounds.caption_justify = "left"
     for row in agent_status.rounds:
         loss = "-" if row.served is None else f"{row.served:.3f} -> {row.trained:.3f}"
         rate = "-" if row.learning_rate is None else f"{row.learning_rate:g}"
         size = "-" if row.bytes_sent is None else f"{row.bytes_sent:,}"
         scores = "-" if row.scores is None else as_text(row.scores)
         rounds.add_row(str(row.round), loss, row.personal or "-", scores, rate, size, Text(row.state))
-    if agent_status.next_command is not None:
-        facts.add_row("next", agent_status.next_command)
     Console().print(facts)
     if agent_status.rounds:
         Console().print(rounds)
+    if agent_status.next_command is not None:
+        # No row of a table, whose wrapped cells cannot be copied.
+        same_file = f" --config {quote(str(config))}" if config is not None else ""
+        print(f"next: {agent_status.next_command}{same_file}")
 
 
 def _opened_silo(settings: AgentSettings) -> Silo:

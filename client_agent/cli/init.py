@@ -117,6 +117,11 @@ def init(
     print(f"{out}: {len(loaded.examples)} examples of {of} in {train}")
     for sentence in unused.sentences():
         print(sentence)
+    if not _is_here(model):
+        print(
+            f"note: {model} is no folder on this machine, and not in the hub's cache. The first command that "
+            "loads the model fetches it from the Hugging Face hub; check the name"
+        )
     print(f"next: tessera agent data --config {out}, then tessera agent check --config {out}")
 
 
@@ -136,6 +141,19 @@ def _require_model(model: str) -> None:
     # Anything else may be a hub id.
     elif model.startswith((".", "/", "~")) or model.lower().endswith(_GGUF):
         raise ModelNotFound(f"--model: {model} does not exist; {remedy}")
+
+
+def _is_here(model: str) -> bool:
+    """Whether a model is a folder or file on this machine, or in the hub's cache."""
+    if Path(model).exists():
+        return True
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        return isinstance(try_to_load_from_cache(model, "config.json"), str)
+    except HFValidationError:  # neither a folder nor a hub id
+        return False
 
 
 def _template(

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -22,6 +24,9 @@ if TYPE_CHECKING:
     from client_agent.transport.sent_log import SentRequest
 
 sending = typer.Typer()
+
+_FEDERATION = re.compile(r"^(/v1/federations/[^/]+)/")
+_ID_LENGTH = 12
 
 
 @sending.command()
@@ -65,35 +70,51 @@ def sent(
 
 def _show(entries: Sequence[SentRequest]) -> None:
     """Print a table; the progress reports of a round are one row."""
-    table = Table("time", "round", "what", "request", "bytes", "sha-256 of the body")
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table.add_column("time", no_wrap=True)
+    table.add_column("what", min_width=len("enrolment"))
+    table.add_column("request", no_wrap=True)
+    table.add_column("bytes", no_wrap=True, justify="right")
+    # The only column that a narrow terminal cuts: a prefix tells two bodies apart, and --json has the whole.
+    table.add_column("sha-256", overflow="ellipsis", min_width=8)
+    federation = next((found for entry in entries if (found := _FEDERATION.match(entry.route))), None)
+    if federation is not None:
+        table.caption = f"… is {federation.group(1)}; --json prints whole ids and digests"
+        table.caption_justify = "left"
     reports: dict[int | None, list[SentRequest]] = {}
     for entry in entries:
         if entry.kind == "progress":
             reports.setdefault(entry.round, []).append(entry)
             continue
         table.add_row(
-            entry.at,
-            _text(entry.round),
+            _time(entry.at),
             entry.kind,
-            Text(f"{entry.method} {entry.route}"),
+            _request(entry),
             f"{entry.bytes:,}",
             entry.sha256 or "-",
         )
-    for number, round_reports in sorted(reports.items(), key=lambda item: item[0] or 0):
+    for _, round_reports in sorted(reports.items(), key=lambda item: item[0] or 0):
         total = sum(entry.bytes for entry in round_reports)
         table.add_row(
-            round_reports[-1].at,
-            _text(number),
-            f"progress, {len(round_reports)} times",
-            "",
+            _time(round_reports[-1].at),
+            f"progress, {len(round_reports)}x",
+            _request(round_reports[-1]),
             f"{total:,}",
             "-",
         )
     Console().print(table)
 
 
-def _text(number: int | None) -> str:
-    return "-" if number is None else str(number)
+def _time(at: str) -> str:
+    """Return month, day and time of a timestamp, as the log has it: `11-29 16:52:51`."""
+    return at[5:19].replace("T", " ")
+
+
+def _request(entry: SentRequest) -> Text:
+    """Return method and route, without the federation and with long ids cut."""
+    route = _FEDERATION.sub("…/", entry.route)
+    parts = [f"{part[:_ID_LENGTH]}…" if len(part) > _ID_LENGTH + 4 else part for part in route.split("/")]
+    return Text(f"{entry.method} {'/'.join(parts)}")
 
 
 def _save(entries: Sequence[SentRequest], folder: Path, target: Path) -> int:

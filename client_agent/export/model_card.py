@@ -137,7 +137,10 @@ def _scores(facts: TrainingFacts, card: CardFacts) -> list[str]:
 
 def _serving(card: CardFacts) -> list[str]:
     name = card.artefact.base_name
-    place = f"In these commands, `{name}` stands for the folder of the base model {card.base}."
+    place = (
+        f"`{name}` is the base model's name and no path. In these commands, replace it with the path of the "
+        f"base model's folder (in the silo: `{card.base}`)."
+    )
     if card.artefact.target == "gguf":
         place = (
             f"The base model is `{card.artefact.base_file}` in `Modelfile`: put it there, or change the path."

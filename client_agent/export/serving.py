@@ -30,7 +30,8 @@ def commands(artefact: Artefact, factors: Mapping[str, LoraFactors]) -> list[str
             return [
                 "pip install peft transformers torch",
                 f'python -c "{load}"',
-                "tessera agent export --for vllm --out SERVED   # in the silo: the same adapter for a server",
+                "tessera agent export --config silo.toml --for vllm --out SERVED   "
+                "# in the silo: the same adapter for a server",
             ]
         case "vllm":
             rank = served_rank(max(len(lora.A) for lora in factors.values()))

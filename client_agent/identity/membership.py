@@ -96,6 +96,12 @@ def read_token(token: str) -> EnrolmentTokenText:
         raise TokenDamaged from error
 
 
+def require_unenrolled(folder: Path) -> None:
+    """Raise AlreadyEnrolled if an agent's folder holds a membership."""
+    if is_enrolled(folder):
+        raise AlreadyEnrolled(f"{folder} holds a membership already; use another folder for another client")
+
+
 def enrol(api: CoordinatorApi, folder: Path, *, token: str, name: str, profile: Profile) -> Membership:
     """Redeem an enrolment token. Idempotent: after a crash or a lost answer, repeat the same call.
 
@@ -110,8 +116,7 @@ def enrol(api: CoordinatorApi, folder: Path, *, token: str, name: str, profile: 
         CoordinatorNotTrusted: another coordinator answers.
         CoordinatorRefused: the token, the name or the profile is not accepted.
     """
-    if is_enrolled(folder):
-        raise AlreadyEnrolled(f"{folder} holds a membership already; use another folder for another client")
+    require_unenrolled(folder)
     name = checked_name(name)
     token_text = read_token(token)
     # Before the token is sent: whoever receives it could enrol in this client's place.

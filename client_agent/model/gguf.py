@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import time
+from functools import partial
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any, cast
@@ -128,8 +129,12 @@ def _fsync(path: Path) -> None:
 
 def _write(file: Path, folder: Path) -> None:
     from transformers import GgufConfig  # absent from releases that cannot dequantise
+    from transformers import modeling_gguf_pytorch_utils as gguf_files
 
     cast(Any, transformers_logging).disable_progress_bar()
+    # A bar of tqdm itself, which that call does not reach.
+    if hasattr(gguf_files, "tqdm"):
+        cast(Any, gguf_files).tqdm = partial(cast(Any, gguf_files).tqdm, disable=True)
     place: dict[str, Any] = {"gguf_file": file.name, "local_files_only": True}
     tokenizer = cast(Any, AutoTokenizer).from_pretrained(str(file.parent), **place)
     # bfloat16 for all: silos that convert the same file must get the same slug.

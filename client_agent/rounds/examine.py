@@ -31,8 +31,9 @@ def few_validation(count: int) -> str | None:
     if count >= MIN_VALIDATION:
         return None
     return (
-        f"{count} validation examples are too few to choose between served and trained weights "
-        f"({MIN_VALIDATION} are needed): the trained ones are kept, by latecomers first the served ones"
+        f"{count} validation examples are too few to choose between served and trained weights; "
+        f"{MIN_VALIDATION} are needed. A silo keeps the trained weights, or in its first round the served "
+        "weights if the federation had begun without the silo."
     )
 
 

@@ -49,7 +49,7 @@ TROUBLE: Final = (CoordinatorRefused, CoordinatorUnreachable, AnswerUnreadable, 
 RECEIPT_LOST: Final = "receipt-lost"
 
 _NOT_JOINED, _NOT_FOUND = "not-joined", "not-found"
-# The round closed before the request; local training continues all the same.
+# The round closed before the request.
 TOO_LATE: Final = frozenset({"round-closed", _NOT_JOINED, _NOT_FOUND})
 # The content is refused: the same bytes would be refused again.
 CONTENT_REFUSED: Final = frozenset({400, 409, 412, 413, 415, 422})

@@ -54,7 +54,8 @@ def store_final_weights(
         (workspace.home / FINAL_SCORES).unlink(missing_ok=True)
         (workspace.home / FINAL_SCORES_SENT).unlink(missing_ok=True)
     write_durably(file, content)
-    log.info("federation finished after %d rounds: final weights stored", brief.round - 1)
+    rounds = "1 round" if brief.round == 2 else f"{brief.round - 1} rounds"
+    log.info("federation finished after %s: final weights stored", rounds)
 
 
 def _downloaded(

@@ -54,6 +54,7 @@ def join_round(
         weights=joined.weights.digest,
         brief=brief,
     )
+    log.info("round %d: joined", brief.round)
     wire = brief.wire
     last_update, earlier = None, None
     if wire.own_last_recipe is not None:

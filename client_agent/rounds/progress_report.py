@@ -1,6 +1,6 @@
 """Record the steps of a training in the silo's trackers, and report to the coordinator how far it has come.
 
-A report never delays training, and never fails it.
+A report never delays training. Only two answers end a training: the key is revoked, or the round is over.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from math import isfinite
 from types import TracebackType
 from typing import Self
@@ -16,8 +17,10 @@ from typing import Self
 import httpx
 from pydantic import ValidationError
 
-from client_agent.errors import AgentError
+from client_agent.errors import AgentError, CoordinatorRefused
+from client_agent.rounds.failure_policy import outcome_of
 from client_agent.rounds.local_steps import Report
+from client_agent.rounds.step_runner import InputNotCounted
 from client_agent.rounds.work import Work
 from client_agent.training.loop import Step
 from schemas.messages.progress import Progress
@@ -30,6 +33,7 @@ SECONDS = 5.0
 _LAST_SECONDS = 6.0
 _LEAST_SECONDS = 1e-3
 """Of a rate: a clock may show none for the first step."""
+_PASSING = frozenset({408, 425, 429})
 
 
 class ProgressReports:
@@ -39,12 +43,25 @@ class ProgressReports:
     refuses for good ends all, such as after the end of the round.
 
     Args:
-        send: sends a report once, and returns the status of the answer.
+        send: sends a report once, and raises CoordinatorRefused if it is refused.
         with_loss: whether the loss is reported.
+        ended: returns how the round ended, as a slug; None = it accepts updates, or is unknown.
+
+    Attributes:
+        reason: why training for this round is in vain; None = it is not.
     """
 
-    def __init__(self, send: Callable[[Progress], int], *, with_loss: bool, seconds: float = SECONDS) -> None:
+    def __init__(
+        self,
+        send: Callable[[Progress], None],
+        *,
+        with_loss: bool,
+        seconds: float = SECONDS,
+        ended: Callable[[], str | None] = lambda: None,
+    ) -> None:
+        self.reason: CoordinatorRefused | InputNotCounted | None = None
         self._send = send
+        self._ended = ended
         self._with_loss = with_loss
         self._seconds = seconds
         self._newest: Progress | None = None
@@ -95,14 +112,31 @@ class ProgressReports:
     def _sent(self, report: Progress) -> bool:
         """Send a report; return whether to go on."""
         try:
-            status = self._send(report)
+            self._send(report)
+        except CoordinatorRefused as refusal:
+            return self._goes_on_after(refusal)
         except (httpx.HTTPError, AgentError) as error:
             self._failed(type(error).__name__)
+        return True
+
+    def _goes_on_after(self, refusal: CoordinatorRefused) -> bool:
+        if refusal.status in _PASSING or refusal.status >= 500:
             return True
-        if status < 400 or status == httpx.codes.TOO_MANY_REQUESTS or status >= 500:
-            return True
-        self._failed(f"status {status}")
-        return False
+        # By slug: a clock that is off and a proxy answer 401 too, and must not cost the steps taken.
+        if refusal.slug == "key-revoked":
+            self.reason = refusal
+            return False
+        if refusal.slug == "round-closed" and (slug := self._end_of_round()) is not None:
+            self.reason = InputNotCounted(slug, "the round ended during the training")
+            return False
+        self._failed(f"status {refusal.status}")
+        return refusal.status == httpx.codes.UNAUTHORIZED
+
+    def _end_of_round(self) -> str | None:
+        try:
+            return self._ended()
+        except (httpx.HTTPError, AgentError):
+            return None
 
     def _failed(self, reason: str) -> None:
         if not self._has_failed:
@@ -110,8 +144,26 @@ class ProgressReports:
         self._has_failed = True
 
 
+@dataclass(frozen=True, slots=True)
+class StepReports:
+    """The callback after each step of a round: it records the step, and reports it if `sent` is there."""
+
+    track: Report
+    sent: ProgressReports | None = None
+
+    def __call__(self, step: Step, done: int, total: int) -> None:
+        self.track(step, done, total)
+        if self.sent is not None:
+            self.sent(step, done, total)
+
+    @property
+    def reason(self) -> CoordinatorRefused | InputNotCounted | None:
+        """Return why training for this round is in vain; None if nothing is known of that."""
+        return self.sent.reason if self.sent is not None else None
+
+
 @contextmanager
-def step_reports(work: Work) -> Iterator[Report]:
+def step_reports(work: Work) -> Iterator[StepReports]:
     """Return the callback after each step of the round; it reports progress if the silo allows it.
 
     Private training reports nothing: losses and tokens of a step are those of the examples that were drawn.
@@ -121,20 +173,16 @@ def step_reports(work: Work) -> Iterator[Report]:
     is_wanted = work.trainer.reports_progress and session.policy.may_send("progress")
     # Losses and tokens of a private step would reveal which examples were drawn.
     if not is_wanted or work.private_training is not None:
-        yield track
+        yield StepReports(track)
         return
     path = f"/v1/federations/{session.federation_id}/rounds/{number}/progress"
-    # In a sum the coordinator sees no loss of a single client.
-    with_loss = work.sum_plan is None
     with ProgressReports(
-        lambda progress: session.api.put_once(path, progress.model_dump()), with_loss=with_loss
+        lambda progress: session.api.put_once(path, progress.model_dump()),
+        # In a sum the coordinator sees no loss of a single client.
+        with_loss=work.sum_plan is None,
+        ended=lambda: outcome_of(session, number),
     ) as reports:
-
-        def report(step: Step, done: int, total: int) -> None:
-            track(step, done, total)
-            reports(step, done, total)
-
-        yield report
+        yield StepReports(track, reports)
 
 
 def step_tracking(trackers: Trackers, round_number: int) -> Report:

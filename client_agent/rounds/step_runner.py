@@ -26,7 +26,7 @@ _COPIED = (
 
 
 class InputNotCounted(AgentError):
-    """The sum of a round ended without this client's input; `reason` is a slug."""
+    """A round, or its sum, ended without this client's input; `reason` is a slug."""
 
     def __init__(self, reason: str, explanation: str) -> None:
         super().__init__(explanation)

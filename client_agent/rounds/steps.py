@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
+from client_agent.errors import Stopped
 from client_agent.rounds.adapter_in_place import prepare, put_in_place
 from client_agent.rounds.byte_budget import has_budget, require_affordable, require_allowed_size
 from client_agent.rounds.delivery import report_scores
@@ -28,6 +29,7 @@ from client_agent.rounds.work import Work
 from client_agent.storage.round_folder import (
     BRIEF,
     INPUT,
+    PARTIAL,
     READY,
     RECEIPT,
     SCORES_SENT,
@@ -47,7 +49,7 @@ def take_part(participant: Participant, brief: RoundBrief, *, until: str | None 
 
     Raises:
         Stopped: the agent was stopped; call again to resume.
-        CoordinatorUnreachable, CoordinatorRefused: the connection failed.
+        CoordinatorUnreachable, CoordinatorRefused: the connection failed, or the key was revoked.
         ManifestRefused: the coordinator has lost a round that this client joined.
         AgentError: model, data or plan do not work.
     """
@@ -56,6 +58,8 @@ def take_part(participant: Participant, brief: RoundBrief, *, until: str | None 
     folder = rounds.open(brief.round)
     if folder.finished:
         return folder.has(RECEIPT) and _deliver_again(Work(participant, OpenedBrief.of(brief), folder))
+    if folder.has(WEIGHTS) and not folder.has(TRAINED) and not folder.has(PARTIAL):
+        log.info("round %d: training begins again after a stop", folder.number)
     if not folder.has(WEIGHTS):  # until then a newer brief may name other weights
         # First of all: the machine with the model finds its next task by this file.
         folder.write(BRIEF, brief.model_dump_json().encode())
@@ -154,7 +158,7 @@ def _train(work: Work) -> bytes:
             total_rounds=brief.total_rounds,
             start=opened.strategy.start(work.earlier, values, newcomer=earlier is None),
             earlier=earlier,
-            stop=trainer.stop,
+            stop=lambda: trainer.stop() or report.reason is not None,
             parts=opened.parts,
             work=work,
             is_federated=True,
@@ -164,7 +168,12 @@ def _train(work: Work) -> bytes:
             checkpoint=work.checkpoint,
             report=report,
         )
-        return train_locally(training).to_bytes()
+        try:
+            return train_locally(training).to_bytes()
+        except Stopped:
+            if report.reason is not None:
+                raise report.reason from None
+            raise
 
 
 _Step = tuple[str, Callable[[Work], bytes]]

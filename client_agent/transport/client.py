@@ -242,9 +242,14 @@ class CoordinatorApi:
             "PUT", f"/v1/federations/{federation_id}/rounds/{round_number}/scores", json=scores.model_dump()
         )
 
-    def put_once(self, path: str, json: object) -> int:
-        """Send a PUT once, and return the status of its answer."""
-        return self._client.put(self._url + path, json=json, timeout=5.0).status_code
+    def put_once(self, path: str, json: object) -> None:
+        """Send a PUT once.
+
+        Raises:
+            CoordinatorRefused: the answer is an error.
+            httpx.HTTPError: there is no answer.
+        """
+        require_success(self._client.put(self._url + path, json=json, timeout=5.0))
 
     def anchors(self, federation_id: str) -> Anchors:
         return read(Anchors, self.call("GET", f"/v1/federations/{federation_id}/anchors"))

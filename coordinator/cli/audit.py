@@ -58,6 +58,7 @@ def audit(
             (e["number"], ago(e["at"]), e["event"], e["actor"], e["subject"], e["reason"] or "")
             for e in entries
         ],
+        whole=("number", "when", "event"),
     )
     last = hashes[-1] if hashes else None
     typer.echo(f"{len(entries)} entries, chain intact; hash of the last entry: {last}.")

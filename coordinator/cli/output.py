@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -11,10 +11,13 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 
-def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+def print_table(
+    columns: Sequence[str], rows: Iterable[Sequence[object]], *, whole: Collection[str] = ()
+) -> None:
+    """Print a table; `whole` columns are never wrapped, and a narrow terminal cuts words of the others."""
     from rich.console import Console
 
-    Console().print(table(columns, rows))
+    Console().print(table(columns, rows, whole=whole))
 
 
 def print_facts(facts: Mapping[str, object]) -> None:
@@ -35,7 +38,13 @@ def wrapped(content: str, width: int, *, indent: str = "") -> str:
     return f"\n{indent}".join(lines)
 
 
-def table(columns: Sequence[str], rows: Iterable[Iterable[object]], *, title: str | None = None) -> Table:
+def table(
+    columns: Sequence[str],
+    rows: Iterable[Iterable[object]],
+    *,
+    title: str | None = None,
+    whole: Collection[str] = (),
+) -> Table:
     from rich import box
     from rich.table import Table
 
@@ -45,7 +54,10 @@ def table(columns: Sequence[str], rows: Iterable[Iterable[object]], *, title: st
         is_numeric = _are_numbers(row[position] for row in cells)
         # Ids must stay in one piece for copying; other long words continue on the next line, uncut.
         result.add_column(
-            column, no_wrap=position == 0, overflow="fold", justify="right" if is_numeric else "left"
+            column,
+            no_wrap=position == 0 or column in whole,
+            overflow="ellipsis" if whole else "fold",
+            justify="right" if is_numeric else "left",
         )
     for line in cells:
         result.add_row(*line)

@@ -13,7 +13,10 @@ PlanFile = Annotated[
 Name = Annotated[str | None, typer.Option(help="Name of the federation; required unless the plan has one.")]
 Strategy = Annotated[
     str | None,
-    typer.Option(help="Strategy, such as fedmosaic or fedavg; required unless the plan has one."),
+    typer.Option(
+        help="Strategy, such as fedmosaic or fedavg; required unless the plan has one. An unknown name "
+        "prints all names; docs/explanation/strategies.md describes each strategy."
+    ),
 ]
 StrategyOption = Annotated[
     list[str] | None,

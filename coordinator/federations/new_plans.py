@@ -8,7 +8,7 @@ from typing import Annotated
 
 from anyio import to_thread
 from fastapi import Query, Request
-from pydantic import JsonValue
+from pydantic import JsonValue, ValidationError
 
 from coordinator.enrolment.eligibility import check_adapter, check_budget
 from coordinator.errors import Invalid, JsonMalformed, all_of
@@ -44,7 +44,7 @@ async def sent_plan(request: Request, recommended: Recommended = False) -> Feder
 
 
 def _as_sent(body: bytes) -> FederationPlan:
-    return parse(FederationPlan, body)
+    return _parsed(body)
 
 
 def _completed(body: bytes) -> FederationPlan:
@@ -55,7 +55,27 @@ def _completed(body: bytes) -> FederationPlan:
         raise JsonMalformed from error
     if not isinstance(sent, dict):
         return parse(FederationPlan, body)
-    return parse(FederationPlan, json.dumps(completed(sent)).encode())
+    return _parsed(json.dumps(completed(sent)).encode())
+
+
+def _parsed(body: bytes) -> FederationPlan:
+    """Parse a plan; wrong fields are named together with a wrong strategy, which is checked only later."""
+    try:
+        return parse(FederationPlan, body)
+    except Invalid as error:
+        raise Invalid.joined([error, *_refusals_of_strategy(body)]) from None
+
+
+def _refusals_of_strategy(body: bytes) -> list[Invalid]:
+    try:
+        sent = loads(body)
+        strategy = StrategyPlan.model_validate(sent["strategy"] if isinstance(sent, dict) else None)
+        _resolved_strategy(strategy)
+    except (MalformedJson, KeyError, ValidationError):  # named by the parser of the whole plan
+        return []
+    except Invalid as refusal:
+        return [refusal]
+    return []
 
 
 def recommended_plan(strategy: str) -> dict[str, JsonValue]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from rich.console import Console
 
 from client_agent.errors import AgentError
-from examples.agents import INTERRUPTED, DemoFailed, make_room, may_be_emptied
+from examples.agents import INTERRUPTED, NOT_RESUMED, DemoFailed, make_room, may_be_emptied
 from examples.preloaded import preloaded
 from studies.interrupts import answer_at_once
 
@@ -31,6 +31,7 @@ def main() -> int:
         console.print(f"the demo stopped: {error}", style="red", soft_wrap=True, markup=False)
         return 1
     except KeyboardInterrupt:
+        print(NOT_RESUMED, file=sys.stderr)
         return INTERRUPTED
     return 0
 

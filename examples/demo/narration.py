@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from studies.interrupts import is_stopping
 from studies.remaining_time import Schedule, every_minute
 
 _LOGGED = re.compile(r"^\S+ \S+ (?:INFO|WARNING|ERROR) +(?P<text>.+)$")
@@ -16,7 +17,7 @@ _STEP = re.compile(r"round (?P<round>\d+): step (?P<number>\d+)/(?P<total>\d+),"
 _SILO_WARNING = re.compile(r"validation examples are too few")
 """Messages that every silo logs alike, and that are printed once."""
 _LOOK_SECONDS = 0.5
-_SILENT_SECONDS = 8.0
+_SILENT_SECONDS = 30.0
 
 
 class Narrator:
@@ -45,13 +46,15 @@ class Narrator:
         self._line(f"[{minutes}:{seconds:02}] {text}")
 
     def _line(self, text: str) -> None:
+        if is_stopping():
+            return
         print(text, flush=True)
         self._printed, self._hidden = time.monotonic(), ""
 
     def break_silence(self) -> None:
-        """Print what happens, if nothing was printed for some seconds."""
-        if time.monotonic() - self._printed > _SILENT_SECONDS:
-            self._print(self._hidden or f"still: {self._last}")
+        """Print the newest step of a silo, if nothing was printed for half a minute."""
+        if self._hidden and time.monotonic() - self._printed > _SILENT_SECONDS:
+            self._print(self._hidden)
 
     @contextmanager
     def counting_down(self) -> Iterator[None]:

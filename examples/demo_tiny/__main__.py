@@ -15,13 +15,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from client_agent.errors import AgentError
 from client_agent.transport.admin_client import Answer, Operator
-from examples.agents import INTERRUPTED, DemoFailed, make_room, may_be_emptied
+from examples.agents import INTERRUPTED, NOT_RESUMED, DemoFailed, make_room, may_be_emptied
 from examples.demo_tiny import alone, federated, report
 from examples.demo_tiny.alone import Report
 from examples.demo_tiny.silos import EXAMPLES, SiloSetup
 from examples.preloaded import preloaded
 from studies.coordinator_process import running_coordinator
-from studies.interrupts import answer_at_once
+from studies.interrupts import answer_at_once, is_stopping
 from studies.remaining_time import Schedule, Stage, every_minute
 
 ROUNDS = 6
@@ -56,6 +56,7 @@ def main() -> int:
         console.print(f"[red]the demo stopped:[/red] {error}")
         return 1
     except KeyboardInterrupt:
+        print(NOT_RESUMED, file=sys.stderr)
         return INTERRUPTED
     summary = report.build(scores, federations, time.monotonic() - began)
     page = report.write(summary, out)
@@ -139,6 +140,8 @@ class _Progress:
         self._bar.stop()
 
     def _line(self, text: str) -> None:
+        if is_stopping():
+            return
         self._console.print(text, soft_wrap=True, highlight=False)
 
     def _method(self, name: str) -> Report:

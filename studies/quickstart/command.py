@@ -55,6 +55,10 @@ def run_quickstart(
     try:
         play(QuickstartFolder.create(out), keep=sys.stdin.isatty() if keep is None else keep)
     except KeyboardInterrupt:
+        print(
+            "stopped before the end; a quickstart does not resume, and the same command begins a new one",
+            file=sys.stderr,
+        )
         raise typer.Exit(_INTERRUPTED) from None
     except (AgentError, FileUnusable) as error:
         fail(error)

@@ -20,8 +20,6 @@ from studies.page_link import TOKEN_FILE, make_page_token, page_link
 from studies.quickstart.folder import HELD_OUT, ROUNDS, SILOS, QuickstartFolder, plan
 
 _LOOK_SECONDS: Final = 0.5
-_LINE_SECONDS: Final = 8.0
-"""The longest silence: without news, the last line is repeated with its time."""
 _GIVE_UP_SECONDS: Final = 900.0
 _STOP_SECONDS: Final = 5.0
 _ASKED: Final = "CIPHER gonm="
@@ -33,10 +31,10 @@ class QuickstartFailed(AgentError):
 
 
 class _Clock:
-    """Prints lines with the seconds since the start, and repeats the last one before a silence gets long."""
+    """Prints news with the seconds since the start."""
 
     def __init__(self) -> None:
-        self._began = self._printed = time.monotonic()
+        self._began = time.monotonic()
         self._last = ""
 
     @property
@@ -44,11 +42,10 @@ class _Clock:
         return time.monotonic() - self._began
 
     def say(self, text: str) -> None:
-        now = time.monotonic()
-        if text == self._last and now - self._printed < _LINE_SECONDS:
+        if text == self._last:
             return
-        self._last, self._printed = text, now
-        minutes, seconds = divmod(int(now - self._began), 60)
+        self._last = text
+        minutes, seconds = divmod(int(self.seconds), 60)
         print(f"[{minutes}:{seconds:02}] {text}", flush=True)
 
 

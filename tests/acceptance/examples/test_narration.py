@@ -11,6 +11,7 @@ from examples.demo import federated, narration
 from examples.demo.cast import Cast
 from examples.demo.narration import Narrator, logged, rounds_done
 from examples.demo_tiny.silos import MODELS
+from studies import interrupts
 from studies.remaining_time import Schedule, Stage, every_minute
 
 
@@ -23,16 +24,23 @@ def test_minutes_left_follow_the_measured_pace() -> None:
     now[0] = 300.0  # a slow download says nothing about training
     schedule.enter("training")
     assert schedule.line() == "stage 2 of 2 (training): about 4 minutes left"
+    now[0] = 541.0
+    assert schedule.line() == "stage 2 of 2 (training): takes longer than estimated"
     now[0] = 400.0  # neither do imports
     schedule.reach(0.1)
     assert schedule.line() == "stage 2 of 2 (training): about 4 minutes left"
     now[0] = 500.0  # 100 seconds for what 48 were planned
     schedule.reach(0.3)
     schedule.reach(0.2)
-    assert schedule.line() == "stage 2 of 2 (training): about 6 minutes left"
+    slow = ", as this machine takes 1.8 times as long as two quiet cores"
+    assert schedule.line() == f"stage 2 of 2 (training): about 6 minutes left{slow}"
+    now[0] = 800.0  # longer than the step before: the pace follows before the step ends
+    assert schedule.seconds_left() > 600
     now[0] = 900.0
     schedule.reach(1.0)
-    assert schedule.line() == "stage 2 of 2 (training): about a minute left"
+    assert "about a minute left" in schedule.line()
+    now[0] = 1200.0
+    assert schedule.line() == "stage 2 of 2 (training): takes longer than estimated"
 
 
 def test_time_left_is_printed_repeatedly() -> None:
@@ -73,6 +81,16 @@ def test_completed_rounds_follow_from_logged_steps() -> None:
     assert list(rounds_done(lines)) == [0.5, 1.25]
 
 
+def test_nothing_is_printed_after_an_interrupt(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    narrator = Narrator(Schedule([Stage("training", 60)]))
+    monkeypatch.setattr(interrupts, "_is_stopping", True)
+    with narrator.counting_down():
+        narrator.step("federation: round 1 is published")
+    assert capsys.readouterr().out == ""
+
+
 def test_silence_ends_with_the_newest_step(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -90,7 +108,6 @@ def test_silence_ends_with_the_newest_step(
         pass
     narrator.break_silence()
     assert [line.partition("] ")[2] for line in capsys.readouterr().out.splitlines()] == [
-        "still: federation: round 1: 2 of 2 silos train",
         "elmford: round 1: step 1/8",
     ]
 

@@ -13,13 +13,16 @@ import pytest
 
 from client_agent.daemon import prepare, run
 from client_agent.errors import CoordinatorRefused, Stopped
+from client_agent.rounds.progress_report import ProgressReports
 from client_agent.rounds.steps import take_part
-from client_agent.storage.round_folder import CLOSED, RECEIPT, SCORES_SENT, UPDATE
+from client_agent.storage.round_folder import CLOSED, PARTIAL, RECEIPT, SCORES_SENT, UPDATE, WEIGHTS
+from client_agent.training.loop import Step
 from client_agent.training.silo import Silo
-from tests.scene.agents import Enrolled, alone_plan, checked, enrolled, limited_sleep, next_brief
+from tests.scene.agents import QUICK, Enrolled, alone_plan, checked, enrolled, limited_sleep, next_brief
 from tests.scene.coordinator import Served, start
 from tests.scene.disks import fill, mounted
 from tests.scene.silo_config import HELD_OUT, config
+from tests.scene.waiting import wait_until
 from tests.unit.client_agent.bad_lines import DelayedUpdates, LostReceipts
 
 
@@ -136,6 +139,60 @@ def test_revoked_key_ends_the_agent(served: Served, participant: Enrolled) -> No
     served.admin.delete(f"/v1/federations/{federation_id}/clients/{agent.session.client_id}")
     with pytest.raises(CoordinatorRefused, match="key-revoked"):
         run(agent, limited_sleep(5))
+
+
+@pytest.fixture
+def at_first_step(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], object]], list[int]]:
+    """Do something at the first step, and wait until the agent knows; return the steps that are taken."""
+    monkeypatch.setitem(ProgressReports.__init__.__kwdefaults__, "seconds", 0.01)
+    report = ProgressReports.__call__
+
+    def patch(act: Callable[[], object]) -> list[int]:
+        steps: list[int] = []
+
+        def report_and_wait(reports: ProgressReports, step: Step, done: int, total: int) -> None:
+            steps.append(step.number)
+            if len(steps) == 1:
+                act()
+            report(reports, step, done, total)
+            if len(steps) == 1:
+                wait_until(lambda: reports.reason is not None, event="the answer to a report")
+
+        monkeypatch.setattr(ProgressReports, "__call__", report_and_wait)
+        return steps
+
+    return patch
+
+
+def test_revoked_key_ends_the_training_in_progress(
+    served: Served, started: Enrolled, at_first_step: Callable[[Callable[[], object]], list[int]]
+) -> None:
+    agent = started(**alone_plan(training=QUICK | {"steps": 6}))
+    agent.trainer.reports_progress = True
+    path = f"/v1/federations/{agent.session.federation_id}/clients/{agent.session.client_id}"
+    steps = at_first_step(lambda: served.admin.delete(path))
+    with pytest.raises(CoordinatorRefused, match="key-revoked"):
+        run(agent, limited_sleep(50))
+    assert steps == [1]
+    folder = agent.workspace.rounds.open(1)
+    assert (folder.has(WEIGHTS), folder.has(PARTIAL), folder.finished) == (True, True, False)
+
+
+def test_end_of_a_round_ends_its_training(
+    served: Served,
+    started: Enrolled,
+    at_first_step: Callable[[Callable[[], object]], list[int]],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    agent = started(**alone_plan(training=QUICK | {"steps": 6}))
+    agent.trainer.reports_progress = True
+    path = f"/v1/federations/{agent.session.federation_id}/finish"
+    steps = at_first_step(lambda: served.admin.post(path).raise_for_status())
+    run(agent, limited_sleep(500))
+    assert "round 1: update not counted (the round ended during the training)" in caplog.text
+    assert "federation finished" in caplog.text
+    assert agent.workspace.rounds.open(1).finished
+    assert steps == [1]
 
 
 def test_preparation_without_alignment_needs_no_pack(started: Enrolled) -> None:

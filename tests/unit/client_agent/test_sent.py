@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +62,10 @@ def test_sent_bodies_are_listed_and_saved(served: Served, tmp_path: Path) -> Non
     assert set(updates) <= saved
     shown = tessera("sent", "--config", file)
     assert shown.exit_code == 0
-    assert "update" in shown.stdout
+    assert all(len(line) <= 80 for line in shown.stdout.splitlines())
+    # At the width of a terminal the route is whole, and so is the time.
+    (update,) = (line for line in shown.stdout.splitlines() if "PUT …/rounds/1/update" in line)
+    assert re.match(r" \d\d-\d\d \d\d:\d\d:\d\d ", update)
 
 
 def recorded(log: SentLog, number: int, kind: str, body: bytes) -> None:

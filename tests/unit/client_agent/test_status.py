@@ -36,6 +36,8 @@ def test_status_follows_an_agent_from_enrolment_to_end(
     federation_id = served.federation(**alone_plan())
     agent = participant(federation_id)
     waiting = status(file, exit_code=1)
+    assert waiting["next_command"] == "tessera agent run"
+    assert f"next: tessera agent run --config {file}\n" in tessera("status", "--config", file).stdout
     assert (waiting["name"], waiting["client"], waiting["federation"]) == (
         "aster",
         agent.session.client_id,
@@ -65,6 +67,7 @@ def test_status_follows_an_agent_from_enrolment_to_end(
         "gates": None,
     }
     assert ended["learning_rate"] is None  # the plan names the rate
+    assert ended["next_command"] is None
     assert ended["final_scores"] == view["scores"]["final"]
     shown = tessera("status", "--config", file).stdout
     for part in (
@@ -75,6 +78,8 @@ def test_status_follows_an_agent_from_enrolment_to_end(
         f"{ended['rounds'][0]['bytes_sent']:,}",
     ):
         assert part in shown, part
+    # As after the coordinator was switched off: the final weights are stored.
+    assert status(config_beside(tmp_path), exit_code=1)["next_command"] is None
 
 
 def test_status_shows_the_gate_of_each_block(served: Served, started: Enrolled, tmp_path: Path) -> None:

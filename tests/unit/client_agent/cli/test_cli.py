@@ -15,6 +15,7 @@ from client_agent.agent_entries import MEMBERSHIP
 from client_agent.identity.agent_folder import Membership
 from client_agent.rounds.training_result import TrainingResult
 from schemas.command import application
+from schemas.identity.enrolment_token import EnrolmentTokenText
 from tests.scene.agent_processes import TESSERA, environment, tessera
 from tests.scene.coordinator import Served
 from tests.scene.silo_config import config, config_beside
@@ -100,11 +101,24 @@ def test_run_without_membership_names_enrol(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_damaged_token_is_refused_before_loading(tmp_path: Path) -> None:
+@pytest.mark.parametrize("command", ["enrol", "run"])
+def test_damaged_token_is_refused_before_loading(tmp_path: Path, command: str) -> None:
     token = ["--name", "aster", "--token", "tsr1_cut"]
-    done = tessera("agent", "enrol", "--config", str(config(tmp_path)), *token)
+    done = tessera("agent", command, "--config", str(config(tmp_path)), *token)
     assert done.returncode == 1
     assert "copy it whole" in done.stderr
+    assert "silo:" not in done.stderr
+
+
+def test_token_of_another_coordinator_is_refused_before_loading(served: Served, tmp_path: Path) -> None:
+    token = EnrolmentTokenText("0" * 24, "s" * 43, "k" * 43)
+    settings = str(config(tmp_path, url=served.url))
+    done = CliRunner().invoke(
+        application("agent"),
+        ["agent", "enrol", "--config", settings, "--name", "aster", "--token", str(token)],
+    )
+    assert done.exit_code == 1
+    assert "nothing was sent to it" in done.stderr
     assert "silo:" not in done.stderr
 
 

@@ -29,6 +29,14 @@ def test_init_writes_settings_that_the_agent_reads(table: Path, tmp_path: Path) 
     assert (settings.model, settings.train, settings.test) == (str(MODELS["S"]), str(table), None)
 
 
+def test_init_notes_that_a_model_is_fetched_later(table: Path, tmp_path: Path) -> None:
+    done = tessera("init", "--model", "nosuch/thing", "--train", table, "--out", tmp_path / "silo.toml")
+    assert done.exit_code == 0, done.output
+    assert "nosuch/thing is no folder on this machine" in done.stdout
+    here = tessera("init", "--model", MODELS["S"], "--train", table, "--out", tmp_path / "other.toml")
+    assert "no folder on this machine" not in here.stdout
+
+
 def test_init_takes_the_coordinator_of_the_environment(
     table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

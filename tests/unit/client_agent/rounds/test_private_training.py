@@ -226,7 +226,7 @@ def test_private_training_sends_no_progress(started: Enrolled) -> None:
     work = Work(participant, OpenedBrief.of(next_brief(participant)), participant.workspace.rounds.open(1))
     participant.session.check_plan()
     sent: list[object] = []
-    object.__setattr__(participant.session.api, "put_once", lambda *_: sent.append(_) or 204)
+    object.__setattr__(participant.session.api, "put_once", lambda *_: sent.append(_))
     with step_reports(work) as report:
         report(loop.Step(1, 2, 1.5, 10, 1.0), 0, 2)
     assert sent == []

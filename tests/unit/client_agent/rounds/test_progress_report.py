@@ -8,6 +8,7 @@ import threading
 import httpx
 import pytest
 
+from client_agent.errors import CoordinatorRefused
 from client_agent.rounds.progress_report import ProgressReports
 from client_agent.training.loop import Step
 from schemas.messages.progress import Progress
@@ -19,9 +20,8 @@ STEP = Step(number=2, total=4, loss=1.5, tokens=200, seconds=4.0)
 def test_progress_report_sends_newest_step_of_whole_round() -> None:
     sent: list[Progress] = []
 
-    def send(report: Progress) -> int:
+    def send(report: Progress) -> None:
         sent.append(report)
-        return 204
 
     with ProgressReports(send, with_loss=True, seconds=0.01) as reports:
         reports(STEP, 4, 8)
@@ -37,13 +37,13 @@ def test_training_neither_waits_for_reports_nor_fails(caplog: pytest.LogCaptureF
     caplog.set_level(logging.INFO)
     is_asked, may_answer, calls = threading.Event(), threading.Event(), []
 
-    def send(report: Progress) -> int:
+    def send(report: Progress) -> None:
         calls.append(report.step)
         is_asked.set()
         may_answer.wait(10)
         if len(calls) < 3:
             raise httpx.ConnectError("down")
-        return 404
+        raise CoordinatorRefused(404, "", "Not Found", "/progress")
 
     with ProgressReports(send, with_loss=True, seconds=0.001) as reports:
         for number in range(1, 4):
@@ -56,6 +56,21 @@ def test_training_neither_waits_for_reports_nor_fails(caplog: pytest.LogCaptureF
             wait_until(lambda before=before: len(calls) > min(before, 2), event="a try")
     assert len(calls) == 3, "a refusal for good ends the reports"
     assert caplog.text.count("shows no progress of this round") == 1
+
+
+@pytest.mark.parametrize("slug", ["", "signature-invalid", "clock-skew", "replayed", "credential-invalid"])
+def test_unclear_refusal_of_a_report_ends_nothing(slug: str) -> None:
+    calls: list[int] = []
+
+    def send(report: Progress) -> None:
+        calls.append(report.step)
+        raise CoordinatorRefused(401, slug, "refused", "/progress")
+
+    with ProgressReports(send, with_loss=True, seconds=0.001, ended=lambda: "round-closed") as reports:
+        for number in range(1, 4):
+            reports(Step(number, 9, 1.0, 100, 1.0), 0, 9)
+            wait_until(lambda number=number: number in calls, event="a try")
+    assert reports.reason is None
 
 
 @pytest.mark.parametrize(
@@ -72,9 +87,8 @@ def test_training_neither_waits_for_reports_nor_fails(caplog: pytest.LogCaptureF
 def test_unusable_numbers_of_a_trainer_are_skipped(step: Step) -> None:
     sent: list[Progress] = []
 
-    def send(report: Progress) -> int:
+    def send(report: Progress) -> None:
         sent.append(report)
-        return 204
 
     with ProgressReports(send, with_loss=True, seconds=0.001) as reports:
         reports(step, 0, 4)

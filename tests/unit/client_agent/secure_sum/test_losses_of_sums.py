@@ -61,14 +61,17 @@ def test_losses_are_neither_reported_nor_accepted(
         # What an agent with other habits would send.
         session, number = agent.participant.session, 1
         path = f"/v1/federations/{session.federation_id}/rounds/{number}/progress"
-        assert session.api.put_once(path, PROGRESS | {"loss": 1.5}) == 422
         scores = TrainingResult.from_bytes(agent.folder().read(TRAINED)).scores
-        for send in (
-            lambda: session.api.send_scores(session.federation_id, number, scores),
-            lambda: session.api.push_update(session.federation_id, number, b"an update with its losses"),
+        for slug, send in (
+            ("validation", lambda: session.api.put_once(path, PROGRESS | {"loss": 1.5})),
+            ("secure-sum-required", lambda: session.api.send_scores(session.federation_id, number, scores)),
+            (
+                "secure-sum-required",
+                lambda: session.api.push_update(session.federation_id, number, b"an update with its losses"),
+            ),
         ):
             with pytest.raises(CoordinatorRefused) as refusal:
                 send()
-            assert refusal.value.slug == "secure-sum-required"
+            assert refusal.value.slug == slug
         (view,) = session.api.round_view(session.federation_id, number).clients
         assert view.scores is None

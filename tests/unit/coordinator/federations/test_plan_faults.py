@@ -18,6 +18,10 @@ from tests.scene.operator import Operator
             ["rounds.totl", "training.learning_rate", "training.steps"],
         ),
         (
+            {"strategy": {"name": "fedmosiac"}, "rounds": {"totl": 3}},
+            ["rounds.totl", "strategy.name"],
+        ),
+        (
             {"strategy": {"name": "fedmosaic", "options": {"temprature": 1, "mix": "x", "zzz": 1}}},
             ["strategy.options.mix", "strategy.options.temprature", "strategy.options.zzz"],
         ),
