@@ -12,12 +12,13 @@ with cosines compared by round (the default), as they are, by sketches alone, an
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 
 import numpy as np
+from numpy.typing import NDArray
 from rich.console import Console
 
 from benchmarks import figures
@@ -114,12 +115,12 @@ def simulate(
     return float(((served - targets[group]) ** 2).sum(axis=1).mean()), deviation
 
 
-def _mean_weights(ages: Sequence[int]) -> Floats:
-    shares = _DECAY ** np.asarray(ages, float)
+def _mean_weights(ages: NDArray[np.int_]) -> Floats:
+    shares = _DECAY ** ages.astype(float)
     return np.tile(shares / shares.sum(), (len(shares), 1))
 
 
-def _deviation(cosines: Floats, group: Sequence[int]) -> float:
+def _deviation(cosines: Floats, group: NDArray[np.int_]) -> float:
     inside = np.equal.outer(group, group) & ~np.eye(len(cosines), dtype=bool)
     return float(np.nanstd(cosines[inside]))
 
