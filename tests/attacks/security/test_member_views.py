@@ -118,7 +118,7 @@ def test_a_clients_events_have_neither_bytes_nor_scores(coordinator: Served) -> 
     wait_for(coordinator, federation_id, 1, "published")
     shown = events(silos[0].http, federation_id, "published")
     assert [sorted(event) for event in shown] == [
-        ["counts", "deadline", "opened_at", "published_at", "reason", "round", "seconds", "state"]
+        ["advice", "counts", "deadline", "opened_at", "published_at", "reason", "round", "seconds", "state"]
     ] * len(shown)
     assert (
         events(coordinator.admin, federation_id, "published")[-1]["scores"]["mean"]["exact_match"]["value"]
@@ -127,6 +127,7 @@ def test_a_clients_events_have_neither_bytes_nor_scores(coordinator: Served) -> 
 
 
 SUMMARY = {
+    "advice",
     "round",
     "state",
     "reason",
@@ -144,6 +145,7 @@ FIELDS: dict[str, set[str] | int] = {
     "/v1/federations": 403,
     "/v1/federations/{fid}": 403,
     "/v1/federations/{fid}/clients": 403,
+    "/v1/federations/{fid}/enrolment-tokens": 403,
     "/v1/federations/{fid}/report": 403,
     "/v1/federations/{fid}/clients/{cid}": 404,
     "/v1/federations/{fid}/clients/{cid}/adapter": 404,
