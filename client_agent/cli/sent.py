@@ -77,7 +77,7 @@ def _show(entries: Sequence[SentRequest]) -> None:
     table.add_column("bytes", no_wrap=True, justify="right")
     # The only column that a narrow terminal cuts: a prefix tells two bodies apart, and --json has the whole.
     table.add_column("sha-256", overflow="ellipsis", min_width=8)
-    federation = next((found for entry in entries if (found := _FEDERATION.match(entry.route))), None)
+    federation = next((match for entry in entries if (match := _FEDERATION.match(entry.route))), None)
     if federation is not None:
         table.caption = f"… is {federation.group(1)}; --json prints whole ids and digests"
         table.caption_justify = "left"

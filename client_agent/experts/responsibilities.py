@@ -109,13 +109,13 @@ def differences(losses: ProbeLosses, expert: int) -> dict[int, float]:
     It is what j in the place of k costs the client, as a share of the shared expert's loss, as in `regret`.
     If one of the two losses is not finite it is 1.
     """
-    own = losses.specialists[expert]
+    expert_loss = losses.specialists[expert]
     return {
-        other: _share(loss - own, losses.shared) - _share(own - loss, losses.shared)
-        if isfinite(own) and isfinite(loss)
+        peer: _share(loss - expert_loss, losses.shared) - _share(expert_loss - loss, losses.shared)
+        if isfinite(expert_loss) and isfinite(loss)
         else 1.0
-        for other, loss in losses.specialists.items()
-        if other != expert
+        for peer, loss in losses.specialists.items()
+        if peer != expert
     }
 
 

@@ -222,9 +222,9 @@ class RoundResult:
         expert = _expert(segment.group)
         if expert not in share.weights:
             return np.zeros(segment.values, np.float32)
-        others = [other for other in specialists_in(self.layout) if other != expert]
-        known = self.differences.get(expert, {})
-        costs = np.array([known[j] if j in known else _unknown_cost() for j in others], np.float32)
+        peers = [peer for peer in specialists_in(self.layout) if peer != expert]
+        measured = self.differences.get(expert, {})
+        costs = np.array([measured[j] if j in measured else _unknown_cost() for j in peers], np.float32)
         return np.concatenate([np.ones(1, np.float32), costs, np.square(costs)])
 
     def _losses(self) -> list[float]:

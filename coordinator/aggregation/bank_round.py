@@ -276,10 +276,10 @@ def _costs(current: CurrentBank, total: Total, summed: list[int]) -> dict[Pair, 
     """Return what other experts cost the members of each summed one."""
     costs: dict[Pair, Cost] = {}
     for expert in summed:
-        segment, others = f"{group_of(expert)}.{DIFFERENCES}", [k for k in current.experts if k != expert]
+        segment, peers = f"{group_of(expert)}.{DIFFERENCES}", [k for k in current.experts if k != expert]
         if segment in total.segments:  # not in a bank of one, nor in a sum of version 0.2.0
             values = total.values(segment, 0, number_of_differences(len(current.experts)))
-            costs |= costs_of(expert, others, values.tolist(), current.rules.k_min)
+            costs |= costs_of(expert, peers, values.tolist(), current.rules.k_min)
     return costs
 
 

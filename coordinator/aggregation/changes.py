@@ -88,8 +88,8 @@ class Changes:
         compared = [place for place, client in enumerate(clients) if client in places]
         before = [places[clients[place]] for place in compared]
         sums = np.zeros((3, len(clients), len(clients)))
-        for selected, known in zip(sums, (self.products, self.lengths, self.usual), strict=True):
-            selected[np.ix_(compared, compared)] = known[np.ix_(before, before)]
+        for selected, stored in zip(sums, (self.products, self.lengths, self.usual), strict=True):
+            selected[np.ix_(compared, compared)] = stored[np.ix_(before, before)]
         return Changes(clients, *sums)
 
 

@@ -33,19 +33,19 @@ class Cost:
     squares: float
 
 
-def costs_of(expert: int, others: Sequence[int], values: Sequence[float], least: int) -> dict[Pair, Cost]:
+def costs_of(expert: int, peers: Sequence[int], values: Sequence[float], least: int) -> dict[Pair, Cost]:
     """Return the costs that the members of an expert have added up, by pair.
 
-    `values` are the summed 1, d_j of each of `others` in order, and d_j^2. There are none if the members
+    `values` are the summed 1, d_j of each of `peers` in order, and d_j^2. There are none if the members
     are fewer than `least`, or their number is not whole: a member spoilt the sum.
     """
     members = round(values[0])
     if members < max(least, 2) or abs(values[0] - members) > 1e-6 * members:
         return {}
-    totals, squares = values[1 : 1 + len(others)], values[1 + len(others) :]
+    totals, squares = values[1 : 1 + len(peers)], values[1 + len(peers) :]
     return {
-        (expert, other): Cost(members, total, square)
-        for other, total, square in zip(others, totals, squares, strict=True)
+        (expert, peer): Cost(members, total, square)
+        for peer, total, square in zip(peers, totals, squares, strict=True)
     }
 
 
@@ -78,11 +78,11 @@ def equivalent_pairs(
     expert has members, but too few to be summed, is not among them.
     """
     bounds = {pair: upper_bound(cost, step) for pair, cost in costs.items()}
-    found: dict[Pair, tuple[float, float]] = {}
+    equivalent: dict[Pair, tuple[float, float]] = {}
     for first, second in sorted({(min(pair), max(pair)) for pair in bounds}):
         of_first, of_second = (
             bounds.get(pair, 0.0 if pair[0] in unused else inf) for pair in ((first, second), (second, first))
         )
         if max(of_first, of_second) <= MARGIN:
-            found[first, second] = of_first, of_second
-    return found
+            equivalent[first, second] = of_first, of_second
+    return equivalent

@@ -147,10 +147,10 @@ def _merge(bank: Bank, rules: Rules, sums: RoundSums, number: int) -> tuple[Bank
         return bank, None
     pair = min(due, key=lambda candidate: (max(pairs[candidate]), candidate))
     # The older one if both have as many.
-    kept, ended = sorted(pair, key=lambda expert: (-users[expert], expert))
-    bound, bound_peer = pairs[pair] if ended < kept else reversed(pairs[pair])
+    survivor, ended = sorted(pair, key=lambda expert: (-users[expert], expert))
+    bound, bound_peer = pairs[pair] if ended < survivor else reversed(pairs[pair])
     losers = (
-        f"expert {kept} costs its {users[ended]} members less than {bound:.4f} of the loss without a "
+        f"expert {survivor} costs its {users[ended]} members less than {bound:.4f} of the loss without a "
         "specialist, and it"
         if users[ended]
         else "nobody used it, and it"
@@ -160,25 +160,25 @@ def _merge(bank: Bank, rules: Rules, sums: RoundSums, number: int) -> tuple[Bank
         "merged",
         number,
         ended,
-        f"{losers} costs the {users[kept]} of expert {kept} less than {bound_peer:.4f}{unit}: at most "
-        f"{MARGIN:g} in {alike[pair]} rounds in a row",
+        f"{losers} costs the {users[survivor]} of expert {survivor} less than {bound_peer:.4f}{unit}: "
+        f"at most {MARGIN:g} in {alike[pair]} rounds in a row",
         {
             "bound": bound,
             "bound_peer": bound_peer,
             "margin": MARGIN,
             "rounds": alike[pair],
             "users": users[ended],
-            "users_peer": users[kept],
+            "users_peer": users[survivor],
         },
-        peer=kept,
+        peer=survivor,
     )
-    into, before = bank[kept], bank[ended]
+    into, before = bank[survivor], bank[ended]
     utilisation = (into.utilisation or 0.0) + (before.utilisation or 0.0)
     bank = _with_expert(
         bank, replace(into, prior=into.prior + before.prior, utilisation=min(1.0, utilisation), strikes=0)
     )
-    bank = _with_expert(bank, replace(before, status="merged", merged_into=kept, ended=number, prior=0.0))
-    # Members of the ended expert measure the kept one from the next round on: its streaks begin anew.
+    bank = _with_expert(bank, replace(before, status="merged", merged_into=survivor, ended=number, prior=0.0))
+    # Members of the ended expert measure the surviving one from the next round on: its streaks begin anew.
     remaining = {peers: rounds for peers, rounds in alike.items() if not set(pair) & set(peers)}
     return replace(bank, alike=remaining), event
 
