@@ -9,7 +9,7 @@ TINY = Model("tiny", 2, {role: (64, 64) for role in ("q", "k", "v", "o", "gate",
 
 
 def test_measured_bytes_include_header_and_shrink_with_bits() -> None:
-    rows = {row.what: row for row in measure(TINY)}
+    rows = {row.case: row for row in measure(TINY)}
     dense = rows["LoRA r=8 on q, v, dense float32"]
     assert dense.values == size(TINY.lora(("q", "v"), 8)) == 4096
     assert dense.down > 4 * dense.values
@@ -20,6 +20,6 @@ def test_measured_bytes_include_header_and_shrink_with_bits() -> None:
 
 
 def test_pq_bytes_are_independent_of_the_base_model() -> None:
-    row = next(row for row in measure(TINY) if row.what == "P, Q r=16, int4 / int8 (default)")
+    row = next(row for row in measure(TINY) if row.case == "P, Q r=16, int4 / int8 (default)")
     assert row.values == 7616
     assert row.up / MB < 0.0065
