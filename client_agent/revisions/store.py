@@ -286,7 +286,9 @@ class RevisionStore:
                 _link(home / name, hidden / name)
             if (folder.path / BANK).is_file():
                 (hidden / EXPERT_BODIES).mkdir()
-                for body in (home / EXPERT_BODIES).iterdir():
+                # In its first round a client has fetched none: experts begin at the common start.
+                fetched = home / EXPERT_BODIES
+                for body in fetched.iterdir() if fetched.is_dir() else ():
                     _link(body, hidden / EXPERT_BODIES / body.name)
                 fsync_folder(hidden / EXPERT_BODIES)
             write_durably(hidden / _RECORD, f"{revision.model_dump_json(indent=1)}\n".encode())

@@ -13,7 +13,16 @@ from client_agent.revisions import store as store_module
 from client_agent.revisions.store import RevisionStore
 from client_agent.rounds.training_result import TrainingResult
 from client_agent.storage.files import write_durably
-from client_agent.storage.round_folder import FINAL_WEIGHTS, PLAN, REVISION, TRAINED, WEIGHTS, RoundFolders
+from client_agent.storage.round_folder import (
+    BANK,
+    EXPERT_BODIES,
+    FINAL_WEIGHTS,
+    PLAN,
+    REVISION,
+    TRAINED,
+    WEIGHTS,
+    RoundFolders,
+)
 from schemas.wire.digests import digest_of
 from tests.unit.client_agent.revisions.stored_rounds import BASE, add_end, add_round, tensors
 
@@ -44,6 +53,13 @@ def test_each_trained_round_becomes_one_revision(store: RevisionStore, home: Pat
     assert [revision.number for revision in store.all()] == [1, 2, 3]
     assert (third.round, third.variant, third.validation_loss) == (3, "served", 1.0)
     assert (third.base_model, third.plan, third.federation) == (BASE, digest_of(b"{}"), "fed_1")
+
+
+def test_first_round_of_a_bank_has_no_fetched_experts(store: RevisionStore, home: Path) -> None:
+    folder = add_round(home, 1)
+    folder.write(BANK, b"{}")
+    store.add_states(home)
+    assert list((store.home(1) / EXPERT_BODIES).iterdir()) == []
 
 
 @pytest.mark.parametrize("kept", ["served", "trained"])
