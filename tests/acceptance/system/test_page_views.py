@@ -74,11 +74,6 @@ def test_the_page_names_missing_clients_and_mixing_gains(
     expect(page.get_by_role("img", name="Held-out f1 by round")).to_be_visible()
 
 
-@pytest.mark.parametrize(
-    ("change", "verdict", "detail"),
-    [(0.9, "bad", "· better for 0, worse for 2 of 2"), (0.04, "", "(within noise)")],
-    ids=["harm", "noise"],
-)
 def test_the_page_says_that_members_are_missing(page: Page, served: Served) -> None:
     federation_id, silos = running(served)
     served.admin.delete(f"/v1/federations/{federation_id}/clients/{silos[0].client_id}")
@@ -86,6 +81,11 @@ def test_the_page_says_that_members_are_missing(page: Page, served: Served) -> N
     expect(page.locator("#now")).to_contain_text("1 of 2 required clients is a member; enrol another client")
 
 
+@pytest.mark.parametrize(
+    ("change", "verdict", "detail"),
+    [(0.9, "bad", "· better for 0, worse for 2 of 2"), (0.04, "", "(within noise)")],
+    ids=["harm", "noise"],
+)
 def test_harmful_mixing_is_red_and_noise_is_neutral(
     page: Page, served: Served, change: float, verdict: str, detail: str
 ) -> None:
