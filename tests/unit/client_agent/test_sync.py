@@ -60,19 +60,17 @@ def twin_of(participant: Participant, folder: Path) -> Participant:
     return Participant(session, workspace, trainer, participant.sleep)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "plan",
     [
         {},
-        pytest.param(
-            {
-                "adapter": LORA,
-                "strategy": {"name": "ca_pfl", "options": {"warm_rounds": 1, "density": 0.3}},
-                "wire": {"recipe": {"reference": "served", "density": 0.9, "values": "int8"}},
-            },
-            marks=pytest.mark.slow,
-        ),
-        pytest.param({"adapter": LORA, "strategy": {"name": "fedex_lora"}}, marks=pytest.mark.slow),
+        {
+            "adapter": LORA,
+            "strategy": {"name": "ca_pfl", "options": {"warm_rounds": 1, "density": 0.3}},
+            "wire": {"recipe": {"reference": "served", "density": 0.9, "values": "int8"}},
+        },
+        {"adapter": LORA, "strategy": {"name": "fedex_lora"}},
     ],
     ids=["fedmosaic", "ca_pfl", "fedex_lora"],
 )
