@@ -210,10 +210,12 @@ class Life:
         drawn = ", drawn" if choices[0].exploring else ""
         print(f"round {number}: {sums.counts.rejects} of {len(silos)} reject{drawn}; {groups}", flush=True)
         if not drawn:
-            for (expert, other), cost in sorted(sums.costs.items()):
+            for (expert, substitute), cost in sorted(sums.costs.items()):
                 bound = upper_bound(cost, sums.step)
                 mean = cost.total / cost.members
-                print(f"    {other} for {expert}: {mean:.4f}, below {bound:.4f} ({cost.members} members)")
+                print(
+                    f"    {substitute} for {expert}: {mean:.4f}, below {bound:.4f} ({cost.members} members)"
+                )
         for change in changes:
             print(f"    {change}", flush=True)
 
@@ -249,13 +251,13 @@ def _costs(
 ) -> Mapping[Pair, Cost]:
     costs: dict[Pair, Cost] = {}
     for expert in summed:
-        others = [other for other in active if other != expert]
-        total = np.zeros(1 + 2 * len(others), np.int64)
+        peers = [peer for peer in active if peer != expert]
+        total = np.zeros(1 + 2 * len(peers), np.int64)
         for choice in _of(choices, expert):
-            known = np.array([(choice.differences or {})[expert][other] for other in others])
-            values = np.concatenate([[1.0], known, known**2]).astype(np.float32)
+            differences = np.array([(choice.differences or {})[expert][peer] for peer in peers])
+            values = np.concatenate([[1.0], differences, differences**2]).astype(np.float32)
             total += quantise(values, 2**20, BITS)
-        costs |= costs_of(expert, others, dequantise(total, 2**20, BITS).tolist(), least)
+        costs |= costs_of(expert, peers, dequantise(total, 2**20, BITS).tolist(), least)
     return costs
 
 

@@ -92,26 +92,26 @@ def simulate(
         changes = np.where(drawn[:, None], step * (optima - served + noise), 0.0)
         states[drawn] = (served + changes)[drawn]
         last[drawn] = number
-        known = np.flatnonzero(last >= 0)
-        facts = [replace(members[k], age=int(number - last[k])) for k in known]
+        established = np.flatnonzero(last >= 0)
+        facts = [replace(members[k], age=int(number - last[k])) for k in established]
         cohort = Cohort(facts, _DECAY, None)
         kind = cohort.kind(MODULE)
-        earlier = summed(cohort, {kind: changes[known] @ changes[known].T}, earlier)
+        earlier = summed(cohort, {kind: changes[established] @ changes[established].T}, earlier)
         if rule == "as they are":
             earlier = replace(earlier, usual=np.zeros_like(earlier.usual))
         cosines = earlier.cosines()
-        deviation = _deviation(cosines, group[known])
-        weights = _mean_weights(number - last[known])
+        deviation = _deviation(cosines, group[established])
+        weights = _mean_weights(number - last[established])
         if rule != "mean":
             weighed = Cohort(facts, _DECAY, None if rule == "sketches" else cosines)
             weighing = strategy.weigh(weighed)
             weights = weighing.of_module(MODULE)
             if strategy.caps is not None:
-                products = {kind: states[known] @ states[known].T}
+                products = {kind: states[established] @ states[established].T}
                 weights = guard_weights(weighing, products, strategy.caps).of_module(MODULE)
-        served[known] = weights @ states[known]
+        served[established] = weights @ states[established]
         # A client without a round of its own is served the mean of all, as by a sketch that resembles all.
-        served[last < 0] = states[known].mean(axis=0)
+        served[last < 0] = states[established].mean(axis=0)
     return float(((served - targets[group]) ** 2).sum(axis=1).mean()), deviation
 
 

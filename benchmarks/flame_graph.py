@@ -67,24 +67,26 @@ class _Node:
 
 
 def _owner(stack: tuple[str, ...]) -> str:
-    own = next((frame for frame in reversed(stack) if frame.startswith(_OWN)), None)
-    return own or stack[-1].partition(":")[0].partition("/")[0] + ("" if len(stack) > 1 else f" ({stack[0]})")
+    owner = next((frame for frame in reversed(stack) if frame.startswith(_OWN)), None)
+    return owner or stack[-1].partition(":")[0].partition("/")[0] + (
+        "" if len(stack) > 1 else f" ({stack[0]})"
+    )
 
 
-def _boxes(boxes: list[str], node: _Node, left: float, depth: int, scale: float) -> int:
+def _boxes(boxes: list[str], node: _Node, x: float, depth: int, scale: float) -> int:
     """Append the boxes of a node's inner frames that are wide enough; return the largest depth."""
     deepest = depth
     for frame, inner in sorted(node.inner.items()):
         width = inner.seconds * scale
         if width >= 1:
-            place = f'x="{left:.1f}" y="{depth * _LINE_PIXELS}" width="{width:.1f}"'
+            place = f'x="{x:.1f}" y="{depth * _LINE_PIXELS}" width="{width:.1f}"'
             colour = _COLOURS[frame.startswith(_OWN)]
             label = escape(frame[: int(width / 6)])
             boxes.append(
                 f"<g><title>{escape(frame)} {inner.seconds:.3f} s</title>"
                 f'<rect {place} height="{_LINE_PIXELS - 1}" fill="{colour}"/>'
-                f'<text x="{left + 2:.1f}" y="{depth * _LINE_PIXELS + 11}">{label}</text></g>'
+                f'<text x="{x + 2:.1f}" y="{depth * _LINE_PIXELS + 11}">{label}</text></g>'
             )
-            deepest = max(deepest, _boxes(boxes, inner, left, depth + 1, scale))
-        left += width
+            deepest = max(deepest, _boxes(boxes, inner, x, depth + 1, scale))
+        x += width
     return deepest

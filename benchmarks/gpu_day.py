@@ -48,7 +48,7 @@ class Outcome:
     name: str
     state: str
     seconds: float = 0.0
-    found: dict[str, object] = field(default_factory=dict)
+    figures: dict[str, object] = field(default_factory=dict)
 
 
 def main() -> None:
@@ -98,21 +98,21 @@ def steps(sizes: Sequence[str], quantization: str, device: str) -> list[Step]:
 def played(planned: Sequence[Step], deadline: float, *, has_gpu: bool) -> Iterator[Outcome]:
     """Run steps one after the other until the deadline of the monotonic clock; yield what each came to."""
     for step in planned:
-        left = deadline - time.monotonic()
+        seconds_left = deadline - time.monotonic()
         if step.needs_gpu and not has_gpu:
             yield Outcome(step.name, "skipped: no GPU")
-        elif left < _LEAST_SECONDS:
+        elif seconds_left < _LEAST_SECONDS:
             yield Outcome(step.name, "skipped: the time is over")
         else:
-            yield _run(step, left)
+            yield _run(step, seconds_left)
 
 
-def _run(step: Step, left: float) -> Outcome:
-    """Run the process of a step for at most `left` seconds."""
+def _run(step: Step, seconds_left: float) -> Outcome:
+    """Run the process of a step for at most `seconds_left`."""
     began = time.monotonic()
     command = [sys.executable, "-m", *step.arguments]
     try:
-        ended = subprocess.run(command, capture_output=True, text=True, timeout=left, check=False)
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=seconds_left, check=False)
     except subprocess.TimeoutExpired:
         return Outcome(step.name, "ended: the time is over", time.monotonic() - began)
     seconds = time.monotonic() - began
@@ -122,14 +122,14 @@ def _run(step: Step, left: float) -> Outcome:
         return Outcome(step.name, f"skipped: {last}", seconds)
     if ended.returncode:
         return Outcome(step.name, f"failed: {last}", seconds, {"output": printed[-4000:]})
-    found = json.loads(last) if last.startswith("{") else {"output": last}
-    return Outcome(step.name, "ok", seconds, found)
+    printed_figures = json.loads(last) if last.startswith("{") else {"output": last}
+    return Outcome(step.name, "ok", seconds, printed_figures)
 
 
 def row_of(outcome: Outcome) -> list[object]:
     """Return a row of the table; a figure that a step does not have is a dash."""
     names = ("ms", "tokens_per_second", "peak_mib", "loss")
-    return [outcome.name, outcome.state, outcome.seconds, *(outcome.found.get(name, "-") for name in names)]
+    return [outcome.name, outcome.state, outcome.seconds, *(outcome.figures.get(name, "-") for name in names)]
 
 
 if __name__ == "__main__":

@@ -56,7 +56,7 @@ TEXT_ROUNDS = (1, 6)
 
 Records = list[Example]
 Sketches = list[NDArray[np.float64]]
-Known = dict[str, NDArray[np.float64]]
+Sketched = dict[str, NDArray[np.float64]]
 """Sketches by the key of their record."""
 
 
@@ -69,14 +69,14 @@ class Silo:
     sketches: Sketches
 
     @classmethod
-    def drawn(cls, base: BaseModel, task: str, examples: Records, known: Known) -> Silo:
-        """Sketch a silo's records, of which some may be `known` from a smaller draw."""
+    def drawn(cls, base: BaseModel, task: str, examples: Records, sketched: Sketched) -> Silo:
+        """Sketch a silo's records, of which some may be `sketched` for a smaller draw."""
         # The agent counts a repeated record once.
         records = probe_set(examples, len(examples))
-        new = [record for record in records if record.key not in known]
+        new = [record for record in records if record.key not in sketched]
         sketches = record_sketches(base, new, SignaturePlan(dim=max(DIMS)))
-        known |= {record.key: sketch for record, sketch in zip(new, sketches, strict=True)}
-        return cls(task, records, [known[record.key] for record in records])
+        sketched |= {record.key: sketch for record, sketch in zip(new, sketches, strict=True)}
+        return cls(task, records, [sketched[record.key] for record in records])
 
     def folded(self, dim: int) -> Sketches:
         """Reduce the sketches to `dim` numbers: neighbours share one, signs are the same."""
@@ -127,14 +127,14 @@ def main() -> None:
         counts, plans, rounds = TEXT_COUNTS, text_plans(), TEXT_ROUNDS
         base = load_base_model(study.models[0], device=torch.device("cpu"))
     cases = []
-    known: Known = {}
+    sketched: Sketched = {}
     with Progress(console=console) as progress:
         bar = progress.add_task("records", total=len(counts) * arguments.draws)
         for count in counts:
             drawn_silos = []
             for seed in range(arguments.draws):
                 drawn = tiny_silos(count, seed) if arguments.study is None else text_silos(study, count, seed)
-                drawn_silos.append([Silo.drawn(base, task, records, known) for task, records in drawn])
+                drawn_silos.append([Silo.drawn(base, task, records, sketched) for task, records in drawn])
                 progress.advance(bar)
             cases += [measured(base, drawn_silos, plan, rounds) for plan in plans]
     figures.write(arguments.out, {**figures.machine(), "draws": arguments.draws, "cases": cases})
@@ -255,8 +255,8 @@ def _mean(draws: Sequence[Shares]) -> Mapping[str, float | None]:
     fields = ("own_task", "itself", "other_tasks", "inside", "between")
     values = {field: [getattr(shares, field) for shares in draws] for field in fields}
     return {
-        field: float(np.mean(known))
-        if (known := [value for value in of_draws if value is not None])
+        field: float(np.mean(measured_values))
+        if (measured_values := [value for value in of_draws if value is not None])
         else None
         for field, of_draws in values.items()
     }

@@ -172,8 +172,8 @@ def finish(processes: Sequence[subprocess.Popen[str]]) -> list[str]:
     for process in processes:
         output, complaints = process.communicate()
         if process.returncode:
-            for other in processes:
-                other.kill()
+            for started in processes:
+                started.kill()
             raise Failed(f"{process.args!r}: {complaints[-2000:]}")
         printed.append(output)
     return printed

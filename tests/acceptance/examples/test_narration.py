@@ -81,7 +81,7 @@ def test_completed_rounds_follow_from_logged_steps() -> None:
     assert list(rounds_done(lines)) == [0.5, 1.25]
 
 
-def test_nothing_is_printed_after_an_interrupt(
+def test_interrupted_narrator_prints_nothing(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     narrator = Narrator(Schedule([Stage("training", 60)]))

@@ -7,7 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from sqlalchemy import select
 
+from coordinator.db.tables.federations import RelevanceRow
 from schemas.maths.start import first_a
 from tests.scene.coordinator import Served, Silo
 from tests.scene.rounds import (
@@ -107,6 +109,24 @@ def test_earlier_changes_fade_beside_the_present_rounds(coordinator: Served) -> 
     # Half of 1 . 1 at length 1, and -9 at length 9.
     assert shown["changes"][0][1] == pytest.approx((0.5 - 9) / (0.5 + 9), abs=1e-3)
     assert shown["relevance"][0] == pytest.approx([1.0, 0.0], abs=1e-3)
+
+
+def test_changes_stored_by_release_0_2_are_read(coordinator: Served) -> None:
+    """That release stored products and lengths of changes, and no cosines."""
+    federation_id, silos = publish_first_round(coordinator, [adapter(1.0), adapter(1.0)], guard="off")
+    with coordinator.database.write() as session:
+        of_silos = RelevanceRow.client_id.in_([silo.client_id for silo in silos])
+        for row in session.scalars(select(RelevanceRow).where(of_silos)).all():
+            assert row.changes is not None
+            row.changes = row.changes[: len(row.changes) // 2]
+    path = f"/v1/federations/{federation_id}/rounds"
+    assert coordinator.admin.get(f"{path}/1/relevance").json()["changes"][0] == pytest.approx([1.0, 1.0])
+    for silo, change in zip(silos, (3.0, -3.0), strict=True):
+        served_vector(silo, 2)
+        deliver(silo, 2, adapter(1.0, change), signature=ALIKE)
+    wait_for(coordinator, federation_id, 2, "published")
+    shown = coordinator.admin.get(f"{path}/2/relevance").json()
+    assert shown["changes"][0][1] == pytest.approx((0.5 - 9) / (0.5 + 9), abs=1e-3)
 
 
 def test_a_newcomers_weights_resist_a_boosted_update(coordinator: Served) -> None:
