@@ -189,7 +189,11 @@ def _guarded(caps: Caps | None) -> str:
     """Return the bound on what other members contribute (docs/explanation/poisoning.md, "The bound")."""
     if caps is None:
         return _UNGUARDED
-    few = "" if caps.strict else " (a third if two others have most of the weight, 70 % if there is only one)"
+    few = (
+        ""
+        if caps.strict
+        else " (35 % if fewer than four others have most of the weight, 70 % if it is the only one)"
+    )
     return (
         "Another member contributes to an established client's weights at most a fifth of the length of that "
         f"client's own update{few}, and all others together at most 70 %. Not bounded: the weight that they "

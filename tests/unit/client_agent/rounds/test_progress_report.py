@@ -94,3 +94,4 @@ def test_unusable_numbers_of_a_trainer_are_skipped(step: Step) -> None:
         reports(step, 0, 4)
         reports(STEP, 0, 4)
         wait_until(lambda: bool(sent) and sent[-1].step == STEP.number, event="the usable report")
+    assert {report.step for report in sent} == {STEP.number}

@@ -36,7 +36,7 @@ POISON = {
     "off": ({"name": "fedmosaic", "options": {"guard": "off"}}, "members are trusted not to poison"),
     "on": (
         {"name": "fedmosaic"},
-        "own update (a third if two others have most of the weight, 70 % if there is only one)",
+        "own update (35 % if fewer than four others have most of the weight, 70 % if it is the only one)",
     ),
     "strict": (
         {"name": "fedmosaic", "options": {"guard": "strict"}},
