@@ -2,10 +2,12 @@
 
     python -m benchmarks.private_utility [--epsilons 1 3 8 16] [--draws 5] [--silos 3] [--examples 128]
         [--rounds 3] [--steps 8] [--batch 16] [--rates 0.01] [--out FILE.json]
-    python -m benchmarks.private_utility --model MODEL --data FOLDER --task ag_news [--layers 6] ...
+    python -m benchmarks.private_utility --study examples/studies/groups.toml --task "question type" --data FOLDER
+        [--layers 4] [--only-b] ...
 
 Silos of one task train a LoRA with the agent's own loop and private steps: each alone, or federated by the
-plain mean after each round (FedAvg). All rounds of a silo cost epsilon together; without noise the steps are
+plain mean after each round (FedAvg). With --only-b A is drawn once for all silos and stays (FFA-LoRA), so
+that the mean of the adapters is that of their changes, noise included. All rounds of a silo cost epsilon together; without noise the steps are
 plain. The loss and, for answers with options, the share of right options are on held-out examples, the mean
 over silos, after the last round. Standard errors are over draws of all data. With several rates each row has
 the one with the least loss, which makes all rows equally optimistic. Without --data the task is `cipher` on
@@ -37,7 +39,8 @@ from benchmarks.forgetting import spread
 from benchmarks.private_training import TINY, NoLedger
 from client_agent.adapters.base import Adapter
 from client_agent.adapters.inject import inject_lora
-from client_agent.data.load import RowOptions, load_examples
+from client_agent.adapters.lora import LoraAdapter
+from client_agent.adapters.partial_lora import PartialLora
 from client_agent.model.examples import Example, encode_for
 from client_agent.model.loading import BaseModel, load_base_model
 from client_agent.privacy.release import Mechanism
@@ -48,8 +51,11 @@ from client_agent.training.evaluate import evaluate
 from client_agent.training.loop import train
 from client_agent.training.private_steps import PrivateSteps
 from examples.tasks import TASKS, draw
+from schemas.maths.adapter import factor_of
 from schemas.messages.federations import AdapterPlan, ScoresPlan, TrainingPlan
 from schemas.messages.private_training import PrivateTrainingPlan
+from studies.partition import draw_examples
+from studies.study import Study, read_study
 
 TASK = "cipher"
 HELD_OUT = 32
@@ -89,6 +95,7 @@ class Trial:
     plan: TrainingPlan
     rounds: int
     batched: bool
+    only_b: bool
 
     def measured(
         self,
@@ -100,7 +107,8 @@ class Trial:
         seed: int,
     ) -> tuple[float, float | None]:
         """Train all silos from zero, and score what each ends with."""
-        with inject_lora(self.base, self.adapter, seed=seed) as adapter:
+        with inject_lora(self.base, self.adapter, seed=seed) as lora:
+            adapter = trained_part(lora, only_b=self.only_b)
             start = adapter.state()
             steps = [self._steps(adapter, silo, mechanism) for silo in silos]
             states: list[Arrays] = [start for _ in silos]
@@ -145,6 +153,18 @@ class Trial:
         return scores["loss"].value, right.value if right is not None else None
 
 
+def trained_part(lora: LoraAdapter, *, only_b: bool) -> Adapter:
+    """Return the adapter as `ffa_lora` trains it, or whole."""
+    if not only_b:
+        return lora
+    return PartialLora(lora, is_b, is_b)
+
+
+def is_b(tensor: str) -> bool:
+    """Whether a tensor is a factor B."""
+    return factor_of(tensor) == "B"
+
+
 def main() -> None:
     """Measure, show, write."""
     parser = argparse.ArgumentParser(
@@ -152,12 +172,12 @@ def main() -> None:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--model", default=str(TINY), help="base model (default: tiny-s)")
-    parser.add_argument("--data", type=Path, help="folder of data sets, each named as its task template")
-    parser.add_argument("--task", default=TASK, help=f"(default: {TASK})")
+    parser.add_argument("--study", type=Path, help="study whose base model and text are used (default: tiny-s)")
+    parser.add_argument("--data", type=Path, help="folder of the study's data (default: the study's)")
+    parser.add_argument("--task", default=TASK, help=f"tiny task, or group of the study (default: {TASK})")
     parser.add_argument("--epsilons", type=float, nargs="*", default=[1.0, 3.0, 8.0, 16.0])
     parser.add_argument("--draws", type=int, default=5, help="(default: 5)")
-    parser.add_argument("--silos", type=int, default=3, help="(default: 3)")
+    parser.add_argument("--silos", type=int, default=3, help="of a tiny task; a study has its own (default: 3)")
     parser.add_argument("--examples", type=int, default=128, help="of each silo (default: 128)")
     parser.add_argument("--rounds", type=int, default=3, help="(default: 3)")
     parser.add_argument("--steps", type=int, default=8, help="of a round (default: 8)")
@@ -166,12 +186,17 @@ def main() -> None:
     parser.add_argument("--rank", type=int, default=4, help="(default: 4)")
     parser.add_argument("--layers", type=int, help="adapters in the last layers only (default: in all)")
     parser.add_argument("--clip", type=float, default=0.1, help="(default: 0.1)")
+    parser.add_argument("--only-b", action="store_true", help="train B, one A for all silos (default: A and B)")
     parser.add_argument("--exact", action="store_true", help="exact gradients (default: batched)")
     parser.add_argument("--out", type=Path, default=Path("runs/benchmarks/private_utility.json"))
     arguments = parser.parse_args()
     console = Console()
     torch.set_num_threads(1)
-    base = load_base_model(arguments.model, device=torch.device("cpu"))
+    study = read_study(arguments.study, data=arguments.data) if arguments.study is not None else None
+    if study is not None and len(study.models) != 1:
+        parser.error(f"{arguments.study} has {len(study.models)} base models: the comparison needs one")
+    model = study.models[0] if study is not None else str(TINY)
+    base = load_base_model(model, device=torch.device("cpu"))
     adapter = AdapterPlan(kind="lora", rank=arguments.rank, roles=("q", "v"), layers=arguments.layers)
     plan = TrainingPlan(
         steps=arguments.steps,
@@ -180,9 +205,9 @@ def main() -> None:
         schedule="linear",
         max_length=MAX_LENGTH,
     )
-    trial = Trial(base, adapter, plan, arguments.rounds, not arguments.exact)
+    trial = Trial(base, adapter, plan, arguments.rounds, not arguments.exact, arguments.only_b)
     names = (
-        "model",
+        "study",
         "data",
         "task",
         "silos",
@@ -194,6 +219,7 @@ def main() -> None:
         "layers",
         "clip",
         "exact",
+        "only_b",
     )
     facts = {name: json.loads(json.dumps(getattr(arguments, name), default=str)) for name in names}
     measured = stored(arguments.out, facts)
@@ -205,7 +231,10 @@ def main() -> None:
         base.prefix.store = PrefixStore(Path(folder), 2**32)
         bar = progress.add_task("trainings", total=total)
         for number in range(arguments.draws):
-            silos = drawn(arguments.data, arguments.task, arguments.silos, arguments.examples, number)
+            if study is None:
+                silos = tiny_silos(arguments.task, arguments.silos, arguments.examples, number)
+            else:
+                silos = text_silos(study, arguments.task, arguments.examples, number)
             for epsilon in levels:
                 for rate in arguments.rates:
                     for federated in (False, True):
@@ -221,21 +250,12 @@ def main() -> None:
     figures.show(console, title, COLUMNS, table(shown, levels, noise_of))
 
 
-def drawn(data: Path | None, task: str, silos: int, examples: int, seed: int) -> list[SiloRows]:
-    """Draw the examples of all silos; none is in two of them, or held out and trained on.
-
-    Raises:
-        SystemExit: the data set has too few rows.
-    """
+def tiny_silos(task: str, silos: int, examples: int, seed: int) -> list[SiloRows]:
+    """Draw the examples of all silos; none is in two of them, or held out and trained on."""
     rng = random.Random(f"private utility:{task}:{seed}")
-    if data is None:
-        rows = draw(TASKS[task], silos * (examples + HELD_OUT), rng)
-        pool = [Example(row.prompt, row.completion) for row in rows]
-        tests = pool[silos * examples :]
-    else:
-        pool, tests = (_rows(data / task / f"{part}.jsonl", task, rng) for part in ("train", "test"))
-    if len(pool) < silos * examples or len(tests) < silos * HELD_OUT:
-        raise SystemExit(f"{task} has too few rows for {silos} silos of {examples} examples")
+    rows = draw(TASKS[task], silos * (examples + HELD_OUT), rng)
+    pool = [Example(row.prompt, row.completion) for row in rows]
+    tests = pool[silos * examples :]
     return [
         SiloRows(
             pool[place * examples : (place + 1) * examples], tests[place * HELD_OUT : (place + 1) * HELD_OUT]
@@ -244,15 +264,25 @@ def drawn(data: Path | None, task: str, silos: int, examples: int, seed: int) ->
     ]
 
 
-def _rows(file: Path, task: str, rng: random.Random) -> list[Example]:
-    examples = list(load_examples(str(file), RowOptions(format=task)).examples)
-    return rng.sample(examples, len(examples))
+def text_silos(study: Study, group: str, examples: int, seed: int) -> list[SiloRows]:
+    """Draw the examples of the silos of a study's group.
+
+    Raises:
+        SystemExit: the study has no such group.
+    """
+    names = [silo.name for silo in study.silo if silo.group == group]
+    if not names:
+        groups = ", ".join(sorted({silo.group for silo in study.silo if silo.group}))
+        raise SystemExit(f"--task {group}: the study has no such group; its groups are {groups}")
+    data = draw_examples(study.with_examples(examples).with_tests(HELD_OUT), seed)
+    return [SiloRows(data[name].train, data[name].test) for name in names]
 
 
 def mechanism_of(trial: Trial, records: int, clip: float, epsilon: float) -> Mechanism:
     """Return the mechanism of a step, of which all of a silo cost `epsilon`."""
-    with inject_lora(trial.base, trial.adapter) as adapter:
-        dim = sum(parameter.numel() for parameter in adapter.named_parameters().values())
+    with inject_lora(trial.base, trial.adapter) as lora:
+        trained = trained_part(lora, only_b=trial.only_b).named_parameters()
+        dim = sum(parameter.numel() for parameter in trained.values())
     # A plan allows 10 at most; what more would bring is a question of this comparison.
     dp = PrivateTrainingPlan(epsilon=1.0, clip=clip, steps=trial.rounds * trial.plan.steps)
     dp = dp.model_copy(update={"epsilon": epsilon})

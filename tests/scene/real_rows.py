@@ -17,7 +17,6 @@ REAL = (
     "natural_instructions",
     "obqa_boolq_winogrande_arc",
     "one_task",
-    "real_ca_pfl",
     "real_four_peers",
     "real_one_round",
     "real_one_task",

@@ -14,6 +14,7 @@ from client_agent.adapters.inject import inject_lora
 from client_agent.model.loading import load_base_model
 from client_agent.sketches.gradient import Sketch
 from schemas.messages.federations import AdapterPlan, TrainingPlan
+from studies.study import read_study
 
 
 def test_weight_is_divided_over_own_task_itself_and_others() -> None:
@@ -78,11 +79,11 @@ def test_forgetting_is_less_with_a_pull() -> None:
 @pytest.mark.slow
 def test_private_utility_compares_alone_and_federated(tmp_path: Path) -> None:
     base = load_base_model(str(leak.ROOT / "examples" / "models" / "tiny-s"), device=torch.device("cpu"))
-    silos = private_utility.drawn(None, "cipher", 2, 16, 0)
+    silos = private_utility.tiny_silos("cipher", 2, 16, 0)
     rows = [example for silo in silos for example in (*silo.train, *silo.test)]
     assert len({example.prompt for example in rows}) == len(rows)
     plan = TrainingPlan(steps=2, batch_size=4, learning_rate=0.01, max_length=private_utility.MAX_LENGTH)
-    trial = private_utility.Trial(base, private_training.ADAPTER, plan, 2, batched=False)
+    trial = private_utility.Trial(base, private_training.ADAPTER, plan, 2, batched=False, only_b=False)
     mechanism = private_utility.mechanism_of(trial, 16, 0.1, 8.0)
     measured = [
         private_utility.Measured(
@@ -95,3 +96,20 @@ def test_private_utility_compares_alone_and_federated(tmp_path: Path) -> None:
     table = private_utility.table(measured, [None, 8.0], lambda _: mechanism)
     assert [row[0] for row in table] == ["no noise", "8"]
     assert private_utility.stored(tmp_path / "none.json", {}) == []
+
+
+def test_private_utility_takes_one_group_of_a_study() -> None:
+    study = read_study(leak.ROOT / "examples" / "studies" / "experts.toml")
+    silos = private_utility.text_silos(study, "label", 16, 0)
+    assert [(len(silo.train), len(silo.test)) for silo in silos] == [(16, private_utility.HELD_OUT)] * 5
+    assert all(example.prompt.startswith("LABEL") for silo in silos for example in silo.train)
+    with pytest.raises(SystemExit, match=r"no such group; its groups are cipher, cipher_b, label"):
+        private_utility.text_silos(study, "labels", 16, 0)
+
+
+def test_private_utility_of_b_alone_keeps_a() -> None:
+    base = load_base_model(str(leak.ROOT / "examples" / "models" / "tiny-s"), device=torch.device("cpu"))
+    with inject_lora(base, private_training.ADAPTER) as lora:
+        adapter = private_utility.trained_part(lora, only_b=True)
+        assert set(adapter.state()) == set(adapter.named_parameters())
+        assert all(name.endswith(".B") for name in adapter.state())
