@@ -50,6 +50,7 @@ from client_agent.training.batched_gradients import batched_gradients
 from client_agent.training.evaluate import evaluate
 from client_agent.training.loop import train
 from client_agent.training.private_steps import PrivateSteps
+from client_agent.training.silo import dtype_named
 from examples.tasks import TASKS, draw
 from schemas.maths.adapter import factor_of
 from schemas.messages.federations import AdapterPlan, ScoresPlan, TrainingPlan
@@ -195,8 +196,11 @@ def main() -> None:
     study = read_study(arguments.study, data=arguments.data) if arguments.study is not None else None
     if study is not None and len(study.models) != 1:
         parser.error(f"{arguments.study} has {len(study.models)} base models: the comparison needs one")
-    model = study.models[0] if study is not None else str(TINY)
-    base = load_base_model(model, device=torch.device("cpu"))
+    cpu = torch.device("cpu")
+    if study is None:
+        base = load_base_model(str(TINY), device=cpu)
+    else:
+        base = load_base_model(study.models[0], device=cpu, dtype=dtype_named(study.silo[0].dtype, cpu, "none"))
     adapter = AdapterPlan(kind="lora", rank=arguments.rank, roles=("q", "v"), layers=arguments.layers)
     plan = TrainingPlan(
         steps=arguments.steps,
