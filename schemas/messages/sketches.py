@@ -21,7 +21,7 @@ class SignatureDpPlan(Strict):
     """The number of sketches that share the budget, one per round; null = `rounds.total`. Once the budget is
     spent, the last sketch is sent again.
     """
-    minimum_sample: Count = 64
+    minimum_sample: Count = 32
     """The smallest expected number of records per sketch: with fewer, a sketch is mostly noise."""
 
 
