@@ -2,17 +2,18 @@
 
     python -m benchmarks.private_utility [--epsilons 1 3 8 16] [--draws 5] [--silos 3] [--examples 128]
         [--rounds 3] [--steps 8] [--batch 16] [--rates 0.01] [--out FILE.json]
-    python -m benchmarks.private_utility --study examples/studies/groups.toml --task "question type" --data FOLDER
-        [--layers 4] [--only-b] ...
+    python -m benchmarks.private_utility --study examples/studies/groups.toml --task "question type" \\
+        --data FOLDER [--layers 4] [--only-b] ...
 
 Silos of one task train a LoRA with the agent's own loop and private steps: each alone, or federated by the
 plain mean after each round (FedAvg). With --only-b A is drawn once for all silos and stays (FFA-LoRA), so
-that the mean of the adapters is that of their changes, noise included. All rounds of a silo cost epsilon together; without noise the steps are
-plain. The loss and, for answers with options, the share of right options are on held-out examples, the mean
-over silos, after the last round. Standard errors are over draws of all data. With several rates each row has
-the one with the least loss, which makes all rows equally optimistic. Without --data the task is `cipher` on
-examples/models/tiny-s; FOLDER/TASK has a `train.jsonl` and a `test.jsonl` as on the hub. Trainings that are
-stored in FILE.json are not repeated.
+that the mean of the adapters is that of their changes, noise included. All rounds of a silo cost epsilon
+together; without noise the steps are plain. The loss and, for answers with options, the share of right
+options are on held-out examples, the mean over silos, after the last round. Standard errors are over draws
+of all data. With several rates each row has the one with the least loss, which makes all rows equally
+optimistic. With a study of one base model the silos are those of one of its groups, with its text; otherwise
+they have the task `cipher` on examples/models/tiny-s. Trainings that are stored in FILE.json are not
+repeated.
 """
 
 from __future__ import annotations
@@ -173,12 +174,16 @@ def main() -> None:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--study", type=Path, help="study whose base model and text are used (default: tiny-s)")
+    parser.add_argument(
+        "--study", type=Path, help="study whose base model and text are used (default: tiny-s)"
+    )
     parser.add_argument("--data", type=Path, help="folder of the study's data (default: the study's)")
     parser.add_argument("--task", default=TASK, help=f"tiny task, or group of the study (default: {TASK})")
     parser.add_argument("--epsilons", type=float, nargs="*", default=[1.0, 3.0, 8.0, 16.0])
     parser.add_argument("--draws", type=int, default=5, help="(default: 5)")
-    parser.add_argument("--silos", type=int, default=3, help="of a tiny task; a study has its own (default: 3)")
+    parser.add_argument(
+        "--silos", type=int, default=3, help="of a tiny task; a study has its own (default: 3)"
+    )
     parser.add_argument("--examples", type=int, default=128, help="of each silo (default: 128)")
     parser.add_argument("--rounds", type=int, default=3, help="(default: 3)")
     parser.add_argument("--steps", type=int, default=8, help="of a round (default: 8)")
@@ -187,7 +192,9 @@ def main() -> None:
     parser.add_argument("--rank", type=int, default=4, help="(default: 4)")
     parser.add_argument("--layers", type=int, help="adapters in the last layers only (default: in all)")
     parser.add_argument("--clip", type=float, default=0.1, help="(default: 0.1)")
-    parser.add_argument("--only-b", action="store_true", help="train B, one A for all silos (default: A and B)")
+    parser.add_argument(
+        "--only-b", action="store_true", help="train B, one A for all silos (default: A and B)"
+    )
     parser.add_argument("--exact", action="store_true", help="exact gradients (default: batched)")
     parser.add_argument("--out", type=Path, default=Path("runs/benchmarks/private_utility.json"))
     arguments = parser.parse_args()
@@ -200,7 +207,9 @@ def main() -> None:
     if study is None:
         base = load_base_model(str(TINY), device=cpu)
     else:
-        base = load_base_model(study.models[0], device=cpu, dtype=dtype_named(study.silo[0].dtype, cpu, "none"))
+        base = load_base_model(
+            study.models[0], device=cpu, dtype=dtype_named(study.silo[0].dtype, cpu, "none")
+        )
     adapter = AdapterPlan(kind="lora", rank=arguments.rank, roles=("q", "v"), layers=arguments.layers)
     plan = TrainingPlan(
         steps=arguments.steps,

@@ -33,8 +33,8 @@ _MEMBERS: dict[RosterPolicy, str] = {
     "coordinator cannot add a member undetected.",
 }
 _SIGNATURES = (
-    "Signatures are clipped sketches of gradients without noise: the operator can reconstruct text from them. "
-    "`signature.dp` with an epsilon of 8 adds noise that silos of 32 examples and more hardly notice."
+    "Signatures are clipped sketches of gradients without noise: the operator can reconstruct text from "
+    "them. `signature.dp` with an epsilon of 8 adds noise that silos of 32 examples and more hardly notice."
 )
 _UNGUARDED = (
     "A member's update counts at its full norm (up to `limits.max_norm`) for every client that listens to "

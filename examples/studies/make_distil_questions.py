@@ -1,9 +1,10 @@
-"""Write the public texts of the study `real_two_bases.toml`: questions, and an answer that was drawn at random.
+"""Write the public texts of `real_two_bases.toml`: questions, and an answer that was drawn at random.
 
     python -m examples.studies.make_distil_questions
 
-The questions are composed from the lists below, in the form of the study's prompts, and none is an example of a silo.
-An answer is one of the study's options whatever its question asks for, so that the texts reveal no answer.
+The questions are composed from the lists below, in the form of the study's prompts, and none is an example
+of a silo. An answer is one of the study's options whatever its question asks for, so that the texts reveal no
+answer.
 """
 
 from __future__ import annotations
@@ -17,7 +18,15 @@ FILE: Final = Path(__file__).parent / "distil_questions.json"
 OPTIONS: Final = ("abbreviation", "entity", "description", "person", "place", "number")
 """The options of the study."""
 
-THINGS: Final = ("telephone", "steam engine", "microscope", "bicycle", "compass", "printing press", "lighthouse")
+THINGS: Final = (
+    "telephone",
+    "steam engine",
+    "microscope",
+    "bicycle",
+    "compass",
+    "printing press",
+    "lighthouse",
+)
 COUNTRIES: Final = ("Peru", "Norway", "Kenya", "Vietnam", "Portugal", "Jordan", "Iceland")
 ANIMALS: Final = ("a spider", "a horse", "an owl", "a salmon", "a camel", "a beetle", "a whale")
 EVENTS: Final = ("rain", "an echo", "rust", "a rainbow", "the tides", "thunder", "frost")
@@ -61,7 +70,11 @@ def texts() -> list[dict[str, str]]:
     questions = [form.format(word) for form, words in QUESTIONS for word in words]
     rng.shuffle(questions)
     return [
-        {"id": f"question-{place}", "prompt": f"Question: {text}\nIt asks for a", "answer": f" {rng.choice(OPTIONS)}"}
+        {
+            "id": f"question-{place}",
+            "prompt": f"Question: {text}\nIt asks for a",
+            "answer": f" {rng.choice(OPTIONS)}",
+        }
         for place, text in enumerate(questions)
     ]
 
