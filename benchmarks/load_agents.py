@@ -134,7 +134,7 @@ async def poll(url: str, agents: list[Agent], *, every: float, is_over: Callable
 async def join(
     url: str, agents: list[Agent], number: int = 1, *, with_signatures: bool = False
 ) -> list[bytes]:
-    """Join a round; return the updates of all agents, signatures orthogonal to each other if they have any."""
+    """Join a round; return the updates of all agents, if asked with signatures orthogonal to each other."""
     signatures = np.eye(len(agents), dtype=np.float32) if with_signatures else [None] * len(agents)
     queue = asyncio.Semaphore(_JOINING_AT_ONCE)
 
@@ -209,8 +209,11 @@ async def _whole_round(http: httpx.AsyncClient, agent: Agent, number: int) -> in
 
 async def _join(http: httpx.AsyncClient, agent: Agent, number: int) -> str:
     path = f"/v1/federations/{agent.federation}/rounds/{number}/join"
-    answer = _check(await http.post(path, headers=_signed(agent, "POST", http, path, None)))
-    return str(answer.json()["weights"]["digest"])
+    while True:
+        answer = await http.post(path, headers=_signed(agent, "POST", http, path, None))
+        if answer.status_code != httpx.codes.SERVICE_UNAVAILABLE:
+            return str(_check(answer).json()["weights"]["digest"])
+        await asyncio.sleep(float(answer.headers["Retry-After"]))
 
 
 async def _deliver(http: httpx.AsyncClient, agent: Agent, number: int, body: bytes, digest: str) -> int:

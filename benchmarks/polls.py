@@ -3,9 +3,9 @@
     python -m benchmarks.polls [--agents 100] [--clients 32] [--mib 2] [--rounds 5] [--postgres]
     python -m benchmarks.polls --other CHECKOUT --repetitions 3
 
-Agents of one federation ask every second whether there is a round, each at a time of its own, from a process
-of their own; latencies are counted from sending to the whole answer. First nothing else happens. Then clients
-of another federation under fedmosaic deliver round after round. The polls that begin while a round is
+Agents of one federation ask every five seconds whether there is a round, each at a time of its own, from a
+process of their own; latencies are counted from sending to the whole answer. First nothing else happens. Then
+clients of another federation under fedmosaic deliver round after round. The polls that begin while a round is
 aggregated, and those that begin while updates arrive, are counted apart. `--other` measures a checkout of
 another version in turn with this one.
 """
@@ -36,10 +36,8 @@ from benchmarks.serving import CHECKOUT, Coordinator, running
 from tests.scene.postgres_server import PostgresServer
 
 GOAL_P99_SECONDS = 0.3
-_EVERY_SECONDS = 1.0
 _IDLE_SECONDS = 20.0
 _LAYERS, _WIDTH = 8, 4096
-_SETTLING_SECONDS = 3.0  # connections, and the first requests of the process
 _OPTIONS = {"change_temperature": 1.0, "min_relevance": None}
 _PHASES = ("idle", "delivering", "aggregating")
 
@@ -50,6 +48,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--agents", type=int, default=100, help="how many poll")
+    parser.add_argument("--every", type=float, default=5.0, help="seconds between the polls of an agent")
     parser.add_argument("--clients", type=int, default=32, help="how many deliver updates")
     parser.add_argument("--mib", type=int, default=2, help="how many MiB an update has")
     parser.add_argument("--rounds", type=int, default=5)
@@ -100,8 +99,8 @@ def _measure(coordinator: Coordinator, arguments: argparse.Namespace) -> dict[st
     federation_id = coordinator.post("/v1/federations", plan)["id"]
     clients = enrol(coordinator, federation_id, arguments.clients, layers=_LAYERS, width=_WIDTH)
     spans: dict[str, list[tuple[float, float]]] = {phase: [] for phase in _PHASES}
-    with _polling(coordinator.url, pollers) as polls:
-        time.sleep(_SETTLING_SECONDS)
+    with _polling(coordinator.url, pollers, arguments.every) as polls:
+        time.sleep(arguments.every)
         began = time.time()
         time.sleep(_IDLE_SECONDS)
         spans["idle"].append((began, time.time()))
@@ -143,13 +142,13 @@ def _latencies(polls: Iterable[Poll], spans: list[tuple[float, float]]) -> dict[
 
 
 @contextmanager
-def _polling(url: str, agents: list[Agent]) -> Iterator[list[Poll]]:
+def _polling(url: str, agents: list[Agent], every: float) -> Iterator[list[Poll]]:
     """Poll from another process until the block ends; then the list has the polls."""
     context = multiprocessing.get_context("spawn")
     stop = context.Event()
     receiving, sending = context.Pipe(duplex=False)
     raw = [(agent.client_id, agent.federation, agent.key.private_bytes_raw()) for agent in agents]
-    process = context.Process(target=_poll_all, args=(url, raw, stop, sending), daemon=True)
+    process = context.Process(target=_poll_all, args=(url, raw, every, stop, sending), daemon=True)
     process.start()
     polls: list[Poll] = []
     try:
@@ -161,12 +160,14 @@ def _polling(url: str, agents: list[Agent]) -> Iterator[list[Poll]]:
         process.kill()
 
 
-def _poll_all(url: str, raw: list[tuple[str, str, bytes]], stop: Event, sending: Connection) -> None:
+def _poll_all(
+    url: str, raw: list[tuple[str, str, bytes]], every: float, stop: Event, sending: Connection
+) -> None:
     agents = [
         Agent(client, federation, Ed25519PrivateKey.from_private_bytes(key), {})
         for client, federation, key in raw
     ]
-    sending.send(asyncio.run(poll(url, agents, every=_EVERY_SECONDS, is_over=stop.is_set)))
+    sending.send(asyncio.run(poll(url, agents, every=every, is_over=stop.is_set)))
 
 
 def _plan(clients: int, mib: int, rounds: int) -> dict[str, Any]:
