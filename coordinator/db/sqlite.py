@@ -57,12 +57,16 @@ class Turns:
         except sqlite3.OperationalError as error:
             if not _is_busy(error):
                 raise
+
+        def is_over() -> bool:
+            return self._writes != writes
+
         deadline = time.monotonic() + BUSY_MILLISECONDS / 1000
         self._wait_as_reader(1)
         try:
             while True:
                 with self._changed:
-                    self._changed.wait_for(lambda seen=writes: self._writes != seen, _LOOK_SECONDS)
+                    self._changed.wait_for(is_over, _LOOK_SECONDS)
                     writes = self._writes
                 try:
                     return attempt()
