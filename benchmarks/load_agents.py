@@ -135,7 +135,9 @@ async def join(
     url: str, agents: list[Agent], number: int = 1, *, with_signatures: bool = False
 ) -> list[bytes]:
     """Join a round; return the updates of all agents, if asked with signatures orthogonal to each other."""
-    signatures = np.eye(len(agents), dtype=np.float32) if with_signatures else [None] * len(agents)
+    signatures: list[NDArray[np.float32] | None] = [None] * len(agents)
+    if with_signatures:
+        signatures = [*np.eye(len(agents), dtype=np.float32)]
     queue = asyncio.Semaphore(_JOINING_AT_ONCE)
 
     async def prepare(http: httpx.AsyncClient, agent: Agent, signature: NDArray[np.float32] | None) -> bytes:
