@@ -173,16 +173,12 @@ def main() -> None:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument(
-        "--study", type=Path, help="study whose base model and text are used (default: tiny-s)"
-    )
+    parser.add_argument("--study", type=Path, help="study whose base model and text are used (default: tiny-s)")
     parser.add_argument("--data", type=Path, help="folder of the study's data (default: the study's)")
     parser.add_argument("--task", default=TASK, help=f"tiny task, or group of the study (default: {TASK})")
     parser.add_argument("--epsilons", type=float, nargs="*", default=[1.0, 3.0, 8.0, 16.0])
     parser.add_argument("--draws", type=int, default=5, help="(default: 5)")
-    parser.add_argument(
-        "--silos", type=int, default=3, help="of a tiny task; a study has its own (default: 3)"
-    )
+    parser.add_argument("--silos", type=int, default=3, help="of a tiny task; a study has its own (default: 3)")
     parser.add_argument("--examples", type=int, default=128, help="of each silo (default: 128)")
     parser.add_argument("--rounds", type=int, default=3, help="(default: 3)")
     parser.add_argument("--steps", type=int, default=8, help="of a round (default: 8)")
@@ -191,9 +187,7 @@ def main() -> None:
     parser.add_argument("--rank", type=int, default=4, help="(default: 4)")
     parser.add_argument("--layers", type=int, help="adapters in the last layers only (default: in all)")
     parser.add_argument("--clip", type=float, default=0.1, help="(default: 0.1)")
-    parser.add_argument(
-        "--only-b", action="store_true", help="train B, one A for all silos (default: A and B)"
-    )
+    parser.add_argument("--only-b", action="store_true", help="train B, one A for all silos (default: A and B)")
     parser.add_argument("--exact", action="store_true", help="exact gradients (default: batched)")
     parser.add_argument("--out", type=Path, default=Path("runs/benchmarks/private_utility.json"))
     arguments = parser.parse_args()
@@ -206,9 +200,7 @@ def main() -> None:
     if study is None:
         base = load_base_model(str(TINY), device=cpu)
     else:
-        base = load_base_model(
-            study.models[0], device=cpu, dtype=dtype_named(study.silo[0].dtype, cpu, "none")
-        )
+        base = load_base_model(study.models[0], device=cpu, dtype=dtype_named(study.silo[0].dtype, cpu, "none"))
     adapter = AdapterPlan(kind="lora", rank=arguments.rank, roles=("q", "v"), layers=arguments.layers)
     plan = TrainingPlan(
         steps=arguments.steps,

@@ -17,15 +17,7 @@ FILE: Final = Path(__file__).parent / "distil_questions.json"
 OPTIONS: Final = ("abbreviation", "entity", "description", "person", "place", "number")
 """The options of the study."""
 
-THINGS: Final = (
-    "telephone",
-    "steam engine",
-    "microscope",
-    "bicycle",
-    "compass",
-    "printing press",
-    "lighthouse",
-)
+THINGS: Final = ("telephone", "steam engine", "microscope", "bicycle", "compass", "printing press", "lighthouse")
 COUNTRIES: Final = ("Peru", "Norway", "Kenya", "Vietnam", "Portugal", "Jordan", "Iceland")
 ANIMALS: Final = ("a spider", "a horse", "an owl", "a salmon", "a camel", "a beetle", "a whale")
 EVENTS: Final = ("rain", "an echo", "rust", "a rainbow", "the tides", "thunder", "frost")
@@ -69,11 +61,7 @@ def texts() -> list[dict[str, str]]:
     questions = [form.format(word) for form, words in QUESTIONS for word in words]
     rng.shuffle(questions)
     return [
-        {
-            "id": f"question-{place}",
-            "prompt": f"Question: {text}\nIt asks for a",
-            "answer": f" {rng.choice(OPTIONS)}",
-        }
+        {"id": f"question-{place}", "prompt": f"Question: {text}\nIt asks for a", "answer": f" {rng.choice(OPTIONS)}"}
         for place, text in enumerate(questions)
     ]
 
