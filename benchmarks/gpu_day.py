@@ -19,6 +19,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
@@ -26,7 +27,7 @@ from rich.console import Console
 
 from benchmarks import figures
 from benchmarks.random_llama import LARGE, SIZES
-from benchmarks.step_ways import MISSING
+from benchmarks.step_ways import LIBRARIES
 
 _LEAST_SECONDS = 20.0
 """A step with less time than this would only load a library."""
@@ -34,11 +35,12 @@ _LEAST_SECONDS = 20.0
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A step of the day: its name, and the module and arguments of its process."""
+    """A step of the day: its name, the module and arguments of its process, and the libraries it needs."""
 
     name: str
     arguments: tuple[str, ...]
     needs_gpu: bool = False
+    libraries: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,9 +88,9 @@ def steps(sizes: Sequence[str], quantization: str, device: str) -> list[Step]:
         training = ("benchmarks.step_ways", *model, *(("--gradient-checkpointing",) if size in LARGE else ()))
         planned += [
             Step(f"{size}: agent", (*training, "--way", "agent")),
-            Step(f"{size}: TRL", (*training, "--way", "trl")),
+            Step(f"{size}: TRL", (*training, "--way", "trl"), libraries=LIBRARIES["trl"]),
             Step(f"{size}: federation", ("benchmarks.whole_federation", *model)),
-            Step(f"{size}: TRL, liger-kernel", (*training, "--way", "liger")),
+            Step(f"{size}: TRL, liger-kernel", (*training, "--way", "liger"), libraries=LIBRARIES["liger"]),
             Step(f"{size}: compiled layers", (*training, "--way", "compiled")),
             Step(f"{size}: eager attention", (*training, "--way", "agent", "--attention", "eager")),
         ]
@@ -99,10 +101,14 @@ def played(planned: Sequence[Step], deadline: float, *, has_gpu: bool) -> Iterat
     """Run steps one after the other until the deadline of the monotonic clock; yield what each came to."""
     for step in planned:
         seconds_left = deadline - time.monotonic()
+        # Looked up here: a process would first import torch.
+        missing = [library for library in step.libraries if find_spec(library) is None]
         if step.needs_gpu and not has_gpu:
             yield Outcome(step.name, "skipped: no GPU")
         elif seconds_left < _LEAST_SECONDS:
             yield Outcome(step.name, "skipped: the time is over")
+        elif missing:
+            yield Outcome(step.name, f"skipped: {' and '.join(missing)} is not installed")
         else:
             yield _run(step, seconds_left)
 
@@ -118,8 +124,6 @@ def _run(step: Step, seconds_left: float) -> Outcome:
     seconds = time.monotonic() - began
     printed = (ended.stdout if not ended.returncode else ended.stderr or ended.stdout).strip()
     last = printed.splitlines()[-1] if printed else ""
-    if ended.returncode == MISSING and step.arguments[0] == "benchmarks.step_ways":
-        return Outcome(step.name, f"skipped: {last}", seconds)
     if ended.returncode:
         return Outcome(step.name, f"failed: {last}", seconds, {"output": printed[-4000:]})
     printed_figures = json.loads(last) if last.startswith("{") else {"output": last}

@@ -18,6 +18,7 @@ import argparse
 import asyncio
 import resource
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -120,13 +121,16 @@ def _federation(coordinator: Coordinator, clients: int, console: Console) -> tup
 
 def _polls(coordinator: Coordinator, agents: list[Agent], seconds: float) -> dict[str, Any]:
     before = coordinator.cpu_seconds()
-    first, later, refused = asyncio.run(
-        poll(coordinator.url, agents, every=POLL_EVERY_SECONDS, seconds=seconds)
+    end = time.monotonic() + seconds
+    polls = asyncio.run(
+        poll(coordinator.url, agents, every=POLL_EVERY_SECONDS, is_over=lambda: time.monotonic() >= end)
     )
-    latencies = [*first, *later]
+    latencies = [item.seconds for item in polls]
+    first = [item.seconds for item in polls if item.is_first]
+    later = [item.seconds for item in polls if not item.is_first]
     return {
         "requests": len(latencies),
-        "refused": refused,
+        "refused": sum(item.is_refused for item in polls),
         "p50_seconds": float(np.percentile(latencies, 50)),
         "p99_seconds": float(np.percentile(latencies, 99)),
         "p99_of_first_seconds": float(np.percentile(first, 99)),

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import httpx
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from numpy.typing import NDArray
 from rich.progress import track
 
 from benchmarks.serving import Coordinator, ServerFailed
@@ -22,6 +23,7 @@ from schemas.identity.documents import sign as sign_document
 from schemas.identity.enrolment_token import read
 from schemas.identity.keys import name_of
 from schemas.identity.signed_requests import Target, sign
+from schemas.maths.adapter import SIGNATURE
 from schemas.messages.enrolment import enrolment_statement
 from schemas.messages.updates import UpdateManifest
 from schemas.wire.digests import digest_of, to_field
@@ -91,57 +93,74 @@ def enrol(
     return [Agent(item.client_id, item.federation, item.key, layout) for item in agents]
 
 
-async def poll(
-    url: str, agents: list[Agent], *, every: float, seconds: float
-) -> tuple[list[float], list[float], int]:
-    """Ask for the current round, each agent every `every` seconds with its own offset.
+@dataclass(frozen=True, slots=True)
+class Poll:
+    """One request for the current round.
 
-    Return the latencies in seconds of first requests, which connect, those of later ones, and the number of
-    refused requests.
+    Attributes:
+        began: seconds of `time.time`.
+        seconds: from sending to the whole answer.
+        is_first: whether it is its agent's first, which connects.
+        is_refused: whether the answer was neither a round nor that there is none.
     """
-    first: list[float] = []
-    later: list[float] = []
-    refused = 0
+
+    began: float
+    seconds: float
+    is_first: bool
+    is_refused: bool
+
+
+async def poll(url: str, agents: list[Agent], *, every: float, is_over: Callable[[], bool]) -> list[Poll]:
+    """Ask for the current round until it is over, each agent every `every` seconds with its own offset."""
+    polls: list[Poll] = []
 
     async def ask(http: httpx.AsyncClient, agent: Agent) -> None:
-        nonlocal refused
         path = f"/v1/federations/{agent.federation}/rounds/current"
         await asyncio.sleep(random.uniform(0, every))
-        latencies = first
-        while time.monotonic() < end:
-            began = time.monotonic()
+        is_first = True
+        while not is_over():
+            wall, began = time.time(), time.monotonic()
             answer = await http.get(path, headers=_signed(agent, "GET", http, path, None))
-            latencies.append(time.monotonic() - began)
-            latencies = later
-            refused += answer.status_code not in (200, 204)
-            await asyncio.sleep(max(0.0, every - (time.monotonic() - began)))
+            seconds = time.monotonic() - began
+            polls.append(Poll(wall, seconds, is_first, answer.status_code not in (200, 204)))
+            is_first = False
+            await asyncio.sleep(max(0.0, every - seconds))
 
     async with _connected(url, agents) as clients:
-        end = time.monotonic() + seconds
         await asyncio.gather(*(ask(http, agent) for http, agent in clients))
-    return first, later, refused
+    return polls
 
 
-async def join(url: str, agents: list[Agent]) -> list[bytes]:
-    """Join the first round; return the updates of all agents."""
+async def join(
+    url: str, agents: list[Agent], number: int = 1, *, with_signatures: bool = False
+) -> list[bytes]:
+    """Join a round; return the updates of all agents, if asked with signatures orthogonal to each other."""
+    signatures: list[NDArray[np.float32] | None] = [None] * len(agents)
+    if with_signatures:
+        signatures = [*np.eye(len(agents), dtype=np.float32)]
     queue = asyncio.Semaphore(_JOINING_AT_ONCE)
 
-    async def prepare(http: httpx.AsyncClient, agent: Agent) -> bytes:
+    async def prepare(http: httpx.AsyncClient, agent: Agent, signature: NDArray[np.float32] | None) -> bytes:
         async with queue:
-            return _update(agent, 1, await _join(http, agent, 1))
+            return _update(agent, number, await _join(http, agent, number), signature)
 
     async with _connected(url, agents) as clients:
-        return await asyncio.gather(*(prepare(http, agent) for http, agent in clients))
+        return await asyncio.gather(
+            *(
+                prepare(http, agent, signature)
+                for (http, agent), signature in zip(clients, signatures, strict=True)
+            )
+        )
 
 
-async def upload(url: str, agents: list[Agent], bodies: list[bytes]) -> tuple[float, int]:
+async def upload(url: str, agents: list[Agent], bodies: list[bytes], number: int = 1) -> tuple[float, int]:
     """Deliver all at once; return the seconds until the last receipt, and the number of retries."""
     digests = [digest_of(body) for body in bodies]
     async with _connected(url, agents) as clients:
         began = time.monotonic()
         waits = await asyncio.gather(
             *(
-                _deliver(http, agent, 1, body, digest)
+                _deliver(http, agent, number, body, digest)
                 for (http, agent), body, digest in zip(clients, bodies, digests, strict=True)
             )
         )
@@ -192,8 +211,11 @@ async def _whole_round(http: httpx.AsyncClient, agent: Agent, number: int) -> in
 
 async def _join(http: httpx.AsyncClient, agent: Agent, number: int) -> str:
     path = f"/v1/federations/{agent.federation}/rounds/{number}/join"
-    answer = _check(await http.post(path, headers=_signed(agent, "POST", http, path, None)))
-    return str(answer.json()["weights"]["digest"])
+    while True:
+        answer = await http.post(path, headers=_signed(agent, "POST", http, path, None))
+        if answer.status_code != httpx.codes.SERVICE_UNAVAILABLE:
+            return str(_check(answer).json()["weights"]["digest"])
+        await asyncio.sleep(float(answer.headers["Retry-After"]))
 
 
 async def _deliver(http: httpx.AsyncClient, agent: Agent, number: int, body: bytes, digest: str) -> int:
@@ -210,7 +232,7 @@ async def _deliver(http: httpx.AsyncClient, agent: Agent, number: int, body: byt
         await asyncio.sleep(float(answer.headers["Retry-After"]) * random.uniform(1.0, 1.5))
 
 
-def _update(agent: Agent, number: int, base: str) -> bytes:
+def _update(agent: Agent, number: int, base: str, signature: NDArray[np.float32] | None = None) -> bytes:
     manifest = UpdateManifest(
         federation=agent.federation,
         recipe={},
@@ -222,6 +244,8 @@ def _update(agent: Agent, number: int, base: str) -> bytes:
     )
     draw = np.random.default_rng(int.from_bytes(agent.client_id.encode()[-8:]) + number)
     tensors = {name: draw.random(shape, np.float32) for name, shape in agent.layout.items()}
+    if signature is not None:
+        tensors[SIGNATURE] = signature
     return pack(tensors, manifest)
 
 

@@ -17,6 +17,7 @@ import psutil
 
 from benchmarks.memory import peak_rss_mib
 
+CHECKOUT = Path(__file__).parents[1]
 _READY_SECONDS = 60.0
 
 
@@ -64,12 +65,17 @@ class Coordinator:
 
 @contextmanager
 def running(
-    folder: Path, database_url: str | None, settings: Mapping[str, str], *, profile: Path | None = None
+    folder: Path,
+    database_url: str | None,
+    settings: Mapping[str, str],
+    *,
+    profile: Path | None = None,
+    checkout: Path = CHECKOUT,
 ) -> Iterator[Coordinator]:
     """Run `tessera serve` for the duration of the block; its log is coordinator.log in the folder.
 
     Without a `database_url` the database is a SQLite file in the folder. With `profile` the server's stacks
-    are sampled, and written to this file at the end (`profiled_server`).
+    are sampled, and written to this file at the end (`profiled_server`). `checkout` has the code to run.
     """
     token = f"tsr_adm_{secrets.token_urlsafe(32)}"
     environment = {
@@ -77,7 +83,7 @@ def running(
         "TESSERA_DATABASE_URL": database_url or f"sqlite:///{folder / 'tessera.db'}",
         "TESSERA_ADMIN_TOKEN": token,
         "TESSERA_SIGNING_KEY": secrets.token_urlsafe(32),
-        "PYTHONPATH": str(Path(__file__).parents[1]),  # this checkout, whichever is installed
+        "PYTHONPATH": str(checkout),  # whichever is installed
         "TESSERA_POLLS_PER_SECOND": "1000",  # rounds without training follow each other faster than that
         **settings,
     }

@@ -75,6 +75,9 @@ UPDATES_PER_COMMIT = 16
 # Separate threads: most wait for a commit of their updates, and must not block other requests.
 _DELIVERERS = 24
 
+# Of polls, which only read: other requests may all wait for the write lock.
+_POLLERS = 16
+
 # Routers are matched in order, so the most frequent come first.
 ROUTERS = (
     rounds.router,
@@ -140,6 +143,7 @@ def create_app(settings: Settings, *, traces: TracerProvider | None = None) -> F
     app.state.locks = KeyedLock()
     app.state.group_commit = GroupCommit(max_leaders=COMMITTERS, max_batch=UPDATES_PER_COMMIT)
     app.state.deliverers = anyio.CapacityLimiter(_DELIVERERS)
+    app.state.pollers = anyio.CapacityLimiter(_POLLERS)
     app.state.last_seen = LastSeenWriter()
     app.state.failure_delays = FailureDelays()
     problems.install(app)
@@ -177,7 +181,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         stack.callback(database.close)
         stack.enter_context(only_replica(database))
         await to_thread.run_sync(migrate.prepare, database)
-        long_polls = LongPolls(database, app.state.stopping)
+        long_polls = LongPolls(database, app.state.stopping, app.state.pollers)
         app.state.server_key = key = server_key.load(database, settings.signing_key)
         mover = PayloadMover(database, settings.payload_store, metrics) if settings.payload_store else None
         ticker = Ticker(

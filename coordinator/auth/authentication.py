@@ -149,7 +149,7 @@ def record_seen(request: Request, caller: Person | Member) -> None:
     """Record that a client was seen, if its `last_seen_at` is due for an update."""
     if isinstance(caller, Member) and caller.seen_at is not None:
         writer: last_seen.LastSeenWriter = request.app.state.last_seen
-        writer.record(database_of(request), caller.client_id, caller.seen_at)
+        writer.record(caller.client_id, caller.seen_at)
 
 
 def still_member(session: Session, member: Member) -> None:

@@ -20,7 +20,7 @@ from coordinator.observability.logs import logger
 log = logger(__name__)
 
 _INTERVAL = timedelta(seconds=15)
-_WRITE_INTERVAL = timedelta(seconds=1)
+_WRITE_SECONDS = 1.0
 # Locked rows are skipped: waiting for one would block all transactions that need the others.
 _UNLOCKED = (
     select(ClientRow.id)
@@ -46,24 +46,20 @@ class LastSeenWriter:
 
     def __init__(self) -> None:
         self._unwritten: dict[str, datetime] = {}
-        self._last_write: datetime | None = None
         self._lock = threading.Lock()
 
-    def record(self, database: Database, client_id: str, now: datetime) -> None:
-        """Record that a client was seen at `now` of the database's clock; write at most once per
-        interval.
+    def record(self, client_id: str, now: datetime) -> None:
+        """Record that a client was seen at `now` of the database's clock, to be written soon.
+
+        No request writes it: a poll would wait for the writers of tensors.
         """
         with self._lock:
             self._unwritten[client_id] = now
-            if self._last_write is not None and abs(now - self._last_write) < _WRITE_INTERVAL:
-                return
-            self._last_write = now
-        self.flush(database)
 
     async def run(self, database: Database) -> None:
-        """Write until cancelled what no later request would write."""
+        """Write the recorded times once per second until cancelled."""
         while True:
-            await anyio.sleep(_WRITE_INTERVAL.total_seconds())
+            await anyio.sleep(_WRITE_SECONDS)
             if self._unwritten:
                 await to_thread.run_sync(self.flush, database)
 
@@ -71,7 +67,7 @@ class LastSeenWriter:
         """Write the recorded times."""
         with self._lock:
             batch, self._unwritten = self._unwritten, {}
-        # Written outside of the lock: a slow database must not hold up other requests.
+        # Written outside of the lock: a slow database must not hold up requests.
         try:
             with database.write() as session:
                 unlocked = run(session, _UNLOCKED, {"clients": sorted(batch)}).scalars().all()
@@ -82,7 +78,7 @@ class LastSeenWriter:
                     values = {"clients": clients, "moment": latest, "stale": latest - _INTERVAL}
                     run(session, _UPDATE, values)
         except SQLAlchemyError as error:
-            # A busy database must not fail the request: the next one records the client again.
+            # A busy database must not end the service: the next request records the client again.
             log.warning("last-seen-not-written", clients=len(batch), exc_info=error)
 
 

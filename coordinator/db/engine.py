@@ -37,7 +37,7 @@ from sqlalchemy.pool import ConnectionPoolEntry, PoolProxiedConnection
 from sqlalchemy.sql.selectable import TypedReturnsRows
 
 from coordinator.db.clock import CLOCK_OF_POSTGRESQL, CLOCK_OF_SQLITE
-from coordinator.db.sqlite import BUSY_MILLISECONDS, DRIVERS, prepare
+from coordinator.db.sqlite import BUSY_MILLISECONDS, DRIVERS, Turns, connect_reader, prepare
 from coordinator.errors import SettingsUnusable
 
 Columns = TypeVarTuple("Columns")
@@ -76,6 +76,7 @@ class Database:
         self._prepare_engine = prepare_engine
         self._observe_write = observe_write
         self.is_sqlite = self.url.get_backend_name() == "sqlite"
+        self._turns = Turns()
         self._writing = self._engine("writing")
         self._begins_explicitly = self.is_sqlite  # the driver does not begin transactions itself
         # SQLite: BEGIN IMMEDIATE would make readers queue behind writers, so they have a separate engine.
@@ -184,7 +185,12 @@ class Database:
                 self._prepare_engine(engine)
             return engine
         path = self.url.set(drivername=DRIVERS[use])
-        engine = create_engine(path, pool_size=20, max_overflow=20, hide_parameters=True)
+        options: dict[str, Any] = (
+            {"turns": self._turns}
+            if use == "writing"
+            else {"connect_args": {"factory": partial(connect_reader, self._turns)}}
+        )
+        engine = create_engine(path, pool_size=20, max_overflow=20, hide_parameters=True, **options)
         event.listen(engine, "connect", partial(prepare, use))
         if self._prepare_engine is not None:
             self._prepare_engine(engine)

@@ -1,12 +1,14 @@
-"""Configure connections to SQLite: pages, caches, journal, and transactions that take the write lock at
-once.
+"""Configure connections to SQLite: pages, caches, journal, transactions that take the write lock at once,
+and readers that take turns with writers.
 """
 
 from __future__ import annotations
 
 import sqlite3
-from threading import Lock
-from typing import Any
+import time
+from collections.abc import Callable
+from threading import Condition, Lock
+from typing import Any, TypeVar
 
 from sqlalchemy.dialects import registry
 from sqlalchemy.dialects.sqlite.pysqlite import SQLiteDialect_pysqlite
@@ -23,8 +25,104 @@ _PAGE_BYTES = 16384
 _CACHE_KIB = {"writing": 1024, "reading": 256}
 # Before this version concurrent writers can corrupt a write-ahead log when it is reset.
 _FIRST_SAFE_WAL = (3, 51, 3)
+# With a rollback journal, readers are shut out while a transaction is written. SQLite makes them wait by
+# sleeping up to a tenth of a second at a time, so that they miss the moments between two transactions: a poll
+# would wait for a whole aggregation.
+_TURN_SECONDS = 0.05  # that a writer leaves to waiting readers before it begins
+_LOOK_SECONDS = 0.02  # between the attempts of a reader that another process shuts out
 DRIVERS = {"writing": "sqlite+tessera_writing", "reading": "sqlite+pysqlite"}
 """SQLAlchemy's driver names of writing and reading connections."""
+
+
+Result = TypeVar("Result")
+
+
+class Turns:
+    """The turns of readers between the transactions of a process's writers."""
+
+    def __init__(self) -> None:
+        self._changed = Condition()
+        self._writes = 0
+        self._waiting_readers = 0
+
+    def read(self, attempt: Callable[[], Result]) -> Result:
+        """Return what `attempt` does, which is called again after a transaction if writers shut it out.
+
+        Raises:
+            sqlite3.OperationalError: they did for ten seconds.
+        """
+        writes = self._writes
+        try:
+            return attempt()
+        except sqlite3.OperationalError as error:
+            if not _is_busy(error):
+                raise
+
+        def is_over() -> bool:
+            return self._writes != writes
+
+        deadline = time.monotonic() + BUSY_MILLISECONDS / 1000
+        self._wait_as_reader(1)
+        try:
+            while True:
+                with self._changed:
+                    self._changed.wait_for(is_over, _LOOK_SECONDS)
+                    writes = self._writes
+                try:
+                    return attempt()
+                except sqlite3.OperationalError as error:
+                    if not _is_busy(error) or time.monotonic() > deadline:
+                        raise
+        finally:
+            self._wait_as_reader(-1)
+
+    def let_readers_pass(self) -> None:
+        """Wait a moment for the readers that the transaction before shut out."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._waiting_readers, _TURN_SECONDS)
+
+    def end_write(self) -> None:
+        """Wake the readers after a transaction."""
+        with self._changed:
+            self._writes += 1
+            self._changed.notify_all()
+
+    def _wait_as_reader(self, more: int) -> None:
+        with self._changed:
+            self._waiting_readers += more
+            self._changed.notify_all()
+
+
+def _is_busy(error: sqlite3.OperationalError) -> bool:
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY  # of an extended code
+
+
+class _ReadingCursor(sqlite3.Cursor):
+    connection: ReadingConnection
+
+    def execute(self, *arguments: Any) -> _ReadingCursor:
+        return self.connection.turns.read(lambda: super(_ReadingCursor, self).execute(*arguments))
+
+
+class ReadingConnection(sqlite3.Connection):
+    """A connection whose statements take turns with the writers of this process."""
+
+    turns: Turns
+
+    def cursor(self, factory: Any = _ReadingCursor) -> Any:
+        """Return a cursor whose statements take turns."""
+        return super().cursor(factory)
+
+    def execute(self, *arguments: Any) -> Any:
+        """Execute a statement with a new cursor: the driver's own method would use a plain one."""
+        return self.cursor().execute(*arguments)
+
+
+def connect_reader(turns: Turns, *arguments: Any, **options: Any) -> ReadingConnection:
+    """Return a new connection, as a `factory` of the driver."""
+    connection = ReadingConnection(*arguments, **options)
+    connection.turns = turns
+    return connection
 
 
 class _WritingSqlite(SQLiteDialect_pysqlite):
@@ -36,8 +134,9 @@ class _WritingSqlite(SQLiteDialect_pysqlite):
 
     supports_statement_cache = True
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, turns: Turns | None = None, **options: Any) -> None:
         super().__init__(**options)
+        self._turns = turns or Turns()
         self._write_lock = Lock()
         self._writer: object = None
 
@@ -46,6 +145,7 @@ class _WritingSqlite(SQLiteDialect_pysqlite):
             raise sqlite3.OperationalError("database is locked")
         self._writer = dbapi_connection.driver_connection
         try:
+            self._turns.let_readers_pass()
             dbapi_connection.execute("BEGIN IMMEDIATE")
         # Also for a cancelled request: a lock that nobody releases would stop all writers.
         except BaseException:
@@ -72,6 +172,7 @@ class _WritingSqlite(SQLiteDialect_pysqlite):
     def _release(self, connection: object) -> None:
         if self._writer is connection is not None:
             self._writer = None
+            self._turns.end_write()
             self._write_lock.release()
 
 
@@ -85,7 +186,7 @@ def prepare(use: str, connection: DBAPIConnection, _: ConnectionPoolEntry) -> No
     connection.isolation_level = None  # the driver must not begin transactions of its own
     journal = "WAL" if sqlite3.sqlite_version_info >= _FIRST_SAFE_WAL else "TRUNCATE"
     for pragma in (
-        f"busy_timeout={BUSY_MILLISECONDS}",
+        f"busy_timeout={BUSY_MILLISECONDS if use == 'writing' else 0}",  # readers wait for their turn
         f"page_size={_PAGE_BYTES}",  # for new files; an existing file keeps its page size
         f"cache_size=-{_CACHE_KIB[use]}",
         "foreign_keys=ON",

@@ -49,9 +49,18 @@ class _Waiter:
 class LongPolls:
     """The waiting clients of this process. Only `notify` may be called outside the event loop of `run`."""
 
-    def __init__(self, database: Database, stopping: threading.Event) -> None:
+    def __init__(
+        self, database: Database, stopping: threading.Event, threads: anyio.CapacityLimiter | None = None
+    ) -> None:
+        """Start without clients; must be called in the event loop.
+
+        Args:
+            stopping: set when the service stops.
+            threads: limits the threads of the comparison; those of all requests by default.
+        """
         self._database = database
         self._stopping = stopping
+        self._threads = threads
         self._loop = asyncio.get_running_loop()
         self._due = asyncio.Event()
         self._waiters: dict[str, _Waiter] = {}
@@ -105,7 +114,10 @@ class LongPolls:
         waiters = [*self._waiters.values()]
         try:
             current = await to_thread.run_sync(
-                _fetch_progress, self._database, {waiter.federation_id for waiter in waiters}
+                _fetch_progress,
+                self._database,
+                {waiter.federation_id for waiter in waiters},
+                limiter=self._threads,
             )
         except SQLAlchemyError as error:  # transient: the clients keep waiting
             log.warning("long-poll-query-failed", error=type(error).__name__)

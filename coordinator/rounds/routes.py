@@ -89,15 +89,18 @@ async def current_round(
     deadline = time.monotonic() + wait
     outcome: WaitOutcome = "released"
     notifications = long_polls.notifications
+    pollers = request.app.state.pollers
     async with answered_in_turn(request):
-        member, brief = await to_thread.run_sync(_authenticate_and_fetch, request, federation_id, wait > 0)
+        member, brief = await to_thread.run_sync(
+            _authenticate_and_fetch, request, federation_id, wait > 0, limiter=pollers
+        )
     while isinstance(brief, FederationProgress):
         remaining = deadline - time.monotonic()
         outcome = await long_polls.wait_for_change(member, brief, notifications, remaining)
         if outcome != "changed":
             break
         notifications = long_polls.notifications
-        brief = await to_thread.run_sync(_fetch_again, request, member)
+        brief = await to_thread.run_sync(_fetch_again, request, member, limiter=pollers)
     if isinstance(brief, RoundBrief | FinishedBrief):
         return brief
     # A client that waited in full may poll at once; the retries of all others are spread.

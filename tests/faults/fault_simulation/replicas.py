@@ -34,6 +34,9 @@ from tests.faults.fault_simulation.waits import look_for_waiting
 from tests.scene.coordinator import ADMIN_TOKEN, SIGNING_KEY
 
 if TYPE_CHECKING:
+    from datetime import datetime
+
+    from coordinator.db.engine import Database
     from tests.faults.fault_simulation.network import Sent
     from tests.faults.fault_simulation.world import World
 
@@ -90,6 +93,19 @@ class _OpenLocks:
         yield
 
 
+class _SeenAtOnce(LastSeenWriter):
+    """The product's writer without its task in an event loop: whoever is seen is written by its request."""
+
+    def __init__(self, database: Database) -> None:
+        super().__init__()
+        self._database = database
+
+    def record(self, client_id: str, now: datetime) -> None:
+        """Record that a client was seen, and write it."""
+        super().record(client_id, now)
+        self.flush(self._database)
+
+
 class _SlowGroupCommit(GroupCommit):
     """The product's group commit with one leader, which is sometimes slow, so that others queue."""
 
@@ -144,7 +160,7 @@ class Replica(Process):
         state.database = self.database
         state.long_polls = long_polls
         state.ticker = ticker
-        state.last_seen = LastSeenWriter()
+        state.last_seen = _SeenAtOnce(self.database)
         state.reads = ReadNonces(lambda: world.scheduler.now)
         state.failure_delays = FailureDelays(lambda: world.scheduler.now)
         state.group_commit = _SlowGroupCommit(world)

@@ -8,7 +8,7 @@ import time
 import pytest
 import torch
 
-from benchmarks import gpu_day, step_ways
+from benchmarks import step_ways
 from benchmarks.gpu_day import Step, played, row_of, steps
 from benchmarks.random_llama import Size
 from schemas.messages.federations import TrainingPlan
@@ -36,6 +36,12 @@ def test_a_failed_step_does_not_end_the_day() -> None:
     assert "no_such_module" in outcomes[0].state
 
 
+def test_a_day_skips_steps_without_their_library() -> None:
+    step = Step("fused", FAILS.arguments, libraries=("json", "no_such_library"))
+    (outcome,) = played([step], time.monotonic() + 600, has_gpu=False)
+    assert outcome.state == "skipped: no_such_library is not installed"
+
+
 def test_a_missing_library_is_named(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -43,7 +49,7 @@ def test_a_missing_library_is_named(
     monkeypatch.setattr("sys.argv", ["step_ways", "--way", "liger"])
     with pytest.raises(SystemExit) as ended:
         step_ways.main()
-    assert ended.value.code == gpu_day.MISSING
+    assert ended.value.code == step_ways.MISSING
     assert "no_such_library is not installed" in capsys.readouterr().err
 
 

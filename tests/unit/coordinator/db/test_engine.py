@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
+import sqlite3
+import threading
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import closing
 
 import pytest
 from sqlalchemy import func, select, text
@@ -10,7 +13,7 @@ from sqlalchemy.exc import DBAPIError, OperationalError
 
 from coordinator.db import sqlite
 from coordinator.db.engine import Database, database_time, unsafe_settings
-from coordinator.db.tables.federations import FederationRow
+from coordinator.db.tables.federations import FederationRow, PayloadRow
 from coordinator.storage import payloads
 from tests.scene.postgres_server import PostgresServer
 
@@ -70,6 +73,45 @@ def test_sqlite_writers_time_out_and_release_their_turn(
         second = pool.submit(store, b"second").result()
     assert payloads.read_alone(database, first, 0, 5) == b"first"
     assert payloads.read_alone(database, second, 0, 6) == b"second"
+
+
+def test_sqlite_readers_pass_between_two_writers(sqlite_database: Database) -> None:
+    database, body = sqlite_database, bytes(4 * 2**20)  # more than a writer's cache, so that readers wait
+    counted = select(func.count()).select_from(PayloadRow)
+
+    def write() -> None:
+        with database.write() as session:
+            payloads.stage(session).write(session, body)
+            is_writing.set()
+            may_end.wait(10)
+
+    def read() -> int:
+        with database.autocommit() as connection:
+            return connection.execute(counted).scalar_one()
+
+    is_writing, may_end = threading.Event(), threading.Event()
+    with ThreadPoolExecutor(3) as pool:
+        first = pool.submit(write)
+        is_writing.wait(10)
+        reading = pool.submit(read)
+        second = pool.submit(write)
+        assert wait([reading], timeout=0.2).not_done
+        may_end.set()
+        assert reading.result(timeout=10) == 1  # what the first has written, before the second has
+        first.result()
+        second.result()
+    assert read() == 2
+
+
+def test_sqlite_readers_give_up_in_time(sqlite_database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sqlite, "BUSY_MILLISECONDS", 50)
+    with closing(sqlite3.connect(str(sqlite_database.url.database))) as other:
+        other.execute("BEGIN EXCLUSIVE")
+        with pytest.raises(OperationalError, match="locked"), sqlite_database.read() as session:
+            session.scalar(select(func.count()).select_from(FederationRow))
+        other.rollback()
+    with sqlite_database.read() as session:
+        assert session.scalar(select(func.count()).select_from(FederationRow)) == 0
 
 
 def test_a_server_that_may_lose_commits_is_named(postgres: PostgresServer, database: Database) -> None:

@@ -11,14 +11,19 @@ from typing import Any
 
 import httpx
 import pytest
+from sqlalchemy import update
 
 from coordinator.db.federation_lock import lock_federation
+from coordinator.db.tables.federations import ClientRow
 from coordinator.rounds import queries, transitions
 from coordinator.rounds.long_poll import MAX_WAIT_SECONDS, seconds_of
 from tests.scene.coordinator import Served, Silo, slug
 from tests.scene.rounds import deliver, plan, running, values
 
 Serve = Callable[..., Served]
+_MORE_THAN_THREADS = 45
+"""A service has forty threads for the requests that have none of their own."""
+
 ALONE = plan(rounds={"min_clients": 1, "total": 2})
 
 
@@ -142,6 +147,44 @@ def test_a_second_long_poll_ends_the_clients_first(coordinator: Served) -> None:
         assert not later.done()
         coordinator.start_federation(federation_id)
         assert result_of(later)[0].status_code == 200
+
+
+@contextmanager
+def held_write_lock(served: Served) -> Iterator[None]:
+    """Hold SQLite's write lock, while no client's last contact is known, so that all have to be written."""
+    with served.database.write() as session:
+        session.execute(update(ClientRow).values(last_seen_at=None))
+    with served.database.write() as session:
+        session.connection()
+        yield
+
+
+def test_polls_do_not_wait_for_the_write_lock(serve: Serve, fresh_database: Callable[[str], str]) -> None:
+    served = serve(fresh_database("sqlite"))
+    silo = served.enrol(served.federation(**ALONE), "a")
+    with held_write_lock(served):
+        began = time.monotonic()
+        answer = silo.http.get(f"/v1/federations/{silo.federation_id}/rounds/current")
+        assert time.monotonic() - began < 5  # a write gives up after ten seconds
+    assert answer.status_code == 204
+
+
+@pytest.mark.slow
+def test_polls_do_not_wait_for_threads_that_write(serve: Serve, fresh_database: Callable[[str], str]) -> None:
+    served = serve(fresh_database("sqlite"))
+    federation_id = served.federation(**plan())
+    silo, peer = (served.enrol(federation_id, name) for name in "ab")
+    path = f"/v1/federations/{federation_id}/rounds"
+    with ThreadPoolExecutor(_MORE_THAN_THREADS) as pool:
+        with held_write_lock(served):
+            joins = [pool.submit(peer.http.post, f"{path}/1/join") for _ in range(_MORE_THAN_THREADS)]
+            time.sleep(0.5)
+            assert not any(join.done() for join in joins)
+            began = time.monotonic()
+            answer = silo.http.get(f"{path}/current")
+            assert time.monotonic() - began < 5
+        assert {join.result().status_code for join in joins} == {404}
+    assert answer.status_code == 204
 
 
 @pytest.mark.slow
