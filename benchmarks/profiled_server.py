@@ -3,8 +3,9 @@
 Each sample adds to a thread's stack the processor time that the thread has used since the sample before,
 which the kernel counts exactly, and the wall time between both. A thread that was idle at both samples gets a
 stack of its own name: what ran between was shorter than the pause. When the server stops, FILE gets a line of
-JSON for each stack: its frames from the outermost, its processor seconds and its wall seconds. Without
-signals the samples are those of the whole life of the process.
+JSON for each stack: its frames from the outermost, its processor seconds and its wall seconds. Beside it, with
+the suffix .counts.json, are the numbers of write transactions and statements. Without signals both are those of
+the whole life of the process.
 """
 
 from __future__ import annotations
@@ -19,10 +20,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import CodeType, FrameType
 
+from benchmarks.statement_counts import StatementCounts
 from schemas.command import main
 
 PROFILED_FROM_HERE, PROFILED_TO_HERE = signal.SIGUSR1, signal.SIGUSR2
-"""Signals: forget all samples so far; end the samples."""
+"""Signals: forget all samples and counts so far; end them."""
+
+COUNTS_SUFFIX = ".counts.json"
 
 _PAUSE_SECONDS = 0.002
 # By default a thread may keep the interpreter for 5 ms, longer than the pause between samples.
@@ -104,14 +108,16 @@ def _file(name: str) -> str:
 
 
 def _serve(file: Path) -> None:
-    sampler = Sampler()
-    signal.signal(PROFILED_FROM_HERE, lambda *_: sampler.costs.clear())
-    signal.signal(PROFILED_TO_HERE, lambda *_: sampler.end())
+    sampler, counts = Sampler(), StatementCounts()
+    signal.signal(PROFILED_FROM_HERE, lambda *_: (sampler.costs.clear(), counts.clear()))
+    signal.signal(PROFILED_TO_HERE, lambda *_: (sampler.end(), counts.end()))
     sampler.start()
+    counts.start()
     try:
         main()
     finally:
         sampler.stop()
+        counts.write(file.with_suffix(COUNTS_SUFFIX))
         lines = (json.dumps([stack, *cost]) for stack, cost in sampler.costs.items())
         file.write_text("\n".join(lines) + "\n", "utf-8")
 

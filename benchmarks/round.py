@@ -28,9 +28,9 @@ from typing import Any
 
 from rich.console import Console
 
-from benchmarks import figures, flame_graph
+from benchmarks import figures, flame_graph, statement_counts
 from benchmarks.memory import MIB
-from benchmarks.profiled_server import PROFILED_FROM_HERE, PROFILED_TO_HERE
+from benchmarks.profiled_server import COUNTS_SUFFIX, PROFILED_FROM_HERE, PROFILED_TO_HERE
 from benchmarks.round_client import Task, WeightsReceipt, take_part
 from benchmarks.round_report import draw, show
 from benchmarks.serving import Coordinator, ServerFailed, running
@@ -70,7 +70,9 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, help="where the database is, on the disk to be measured")
     parser.add_argument("--out", type=Path, default=Path("runs/benchmarks/round.json"))
     parser.add_argument(
-        "--profile", type=Path, help="sample the server's stacks; the beginning of the files' names"
+        "--profile",
+        type=Path,
+        help="sample the server's stacks, count its write transactions; the beginning of the files' names",
     )
     arguments = parser.parse_args()
     if (arguments.clients is None) != (arguments.mib is None):
@@ -103,6 +105,8 @@ def main() -> None:
         for kind, stacks in flame_graph.read(_samples(arguments.profile)).items():
             flame_graph.show(console, f"{arguments.rounds} rounds: {kind} time of the server", stacks)
             flame_graph.draw(arguments.profile.with_suffix(f".{kind}.svg"), stacks)
+        counts = statement_counts.read(_samples(arguments.profile).with_suffix(COUNTS_SUFFIX))
+        statement_counts.show(console, counts, arguments.rounds)
         console.print(f"flame graphs beside {arguments.profile}")
     console.print(f"figures in {arguments.out}")
 

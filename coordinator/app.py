@@ -24,6 +24,7 @@ from coordinator.dashboard import api_docs
 from coordinator.dashboard import routes as dashboard
 from coordinator.db import migrate
 from coordinator.db.engine import Database
+from coordinator.db.group_commit import GroupCommit
 from coordinator.db.single_process import only_replica
 from coordinator.enrolment import key_rotation, person_tokens, sign_in
 from coordinator.enrolment import routes as enrolment
@@ -58,7 +59,6 @@ from coordinator.settings import Settings
 from coordinator.storage import server_key
 from coordinator.storage.payload_moves import PayloadMover
 from coordinator.updates import routes as updates
-from coordinator.updates.group_commit import GroupCommit
 from coordinator.webhook import WebhookSender
 from coordinator.weights import routes as weights
 from coordinator.workers import Ticker

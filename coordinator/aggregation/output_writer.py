@@ -25,7 +25,7 @@ from coordinator.strategies.base import Weights, modules_of
 from schemas.maths.adapter import Layout
 from schemas.wire.digests import digest_from_hash
 
-BATCH_BYTES: Final = 8 * 2**20
+BATCH_BYTES: Final = 16 * 2**20
 """Bytes that are worth a transaction: a deep model has thousands of modules."""
 
 

@@ -268,7 +268,7 @@ def _insert(
         )
     stored_by = None
     if isinstance(caller, Member):
-        participations.count_bytes(session, None, caller.client_id, up=body.bytes)
+        participations.count_upload(session, None, caller.client_id, body.bytes)
         stored_by = caller.client_id
     # A voided pack is valid again once the same bytes are stored.
     pack_voiding.restore(session, row.id, base_model, body.digest)

@@ -7,17 +7,21 @@ from __future__ import annotations
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 
 from sqlalchemy import bindparam, select
+from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.orm import Session
 
 from coordinator.auth.http_signatures import check_timely
 from coordinator.db.clock import clock
 from coordinator.db.engine import Database, database_time, run
 from coordinator.db.tables.identity import UsedNonceRow
 from coordinator.db.upsert import delete_before, insert_new
-from coordinator.errors import RequestReplayed, TooManySigned
+from coordinator.errors import Refusal, RequestReplayed, TooManySigned
 from schemas.identity.signed_requests import ACCEPTED_SECONDS, SignedRequest
 
 # Longer than any signature is accepted at the largest allowed clock difference.
@@ -40,22 +44,55 @@ _LAST = (
 _NOW_AND_LAST = select(clock(), _LAST)
 
 
+@dataclass(frozen=True, slots=True)
+class _Use:
+    key: str
+    signed: SignedRequest
+
+
 def use(database: Database, key: str, signed: SignedRequest) -> None:
-    """Store the nonce of a signed request for five minutes, in a short transaction of its own.
+    """Store the nonce of a signed request for five minutes.
+
+    Nonces of requests that arrive at the same time share a short transaction.
 
     Raises:
         ClockSkew: the signature has expired meanwhile.
         RequestReplayed: the nonce is already stored.
         TooManySigned: the key has reached its limit.
+        Busy: too many writes wait for the database.
     """
-    with database.write() as session:
-        # Checked again: a request delayed until its nonce was deleted must not pass.
-        now, last = run(session, _NOW_AND_LAST, {"key": key}).one()
-        check_timely(signed, now)
-        if last is not None and last > now - _LIFE:
-            raise TooManySigned((last + _LIFE - now).total_seconds())
-        if not insert_new(session, UsedNonceRow, {"public_key": key, "nonce": signed.nonce, "used_at": now}):
-            raise RequestReplayed
+    error = database.small_commits.run("nonces", _Use(key, signed), partial(_use_all, database))
+    if error is not None:
+        raise error
+
+
+def _use_all(database: Database, uses: Sequence[_Use]) -> list[Exception | None]:
+    """Store nonces; return an error for each that is not stored."""
+    errors: dict[int, Exception | None] = {}
+    try:
+        with database.write() as session:
+            # In one order: two transactions that store the same nonces would deadlock otherwise.
+            for place in sorted(
+                range(len(uses)), key=lambda place: (uses[place].key, uses[place].signed.nonce)
+            ):
+                errors[place] = _use(session, uses[place])
+    except SQLAlchemyError as error:
+        # Returned for all, so that none is tried again: if its commit succeeded, it would be a replay.
+        return [error] * len(uses)
+    return [errors[place] for place in range(len(uses))]
+
+
+def _use(session: Session, use: _Use) -> Refusal | None:
+    # Checked again: a request delayed until its nonce was deleted must not pass.
+    now, last = run(session, _NOW_AND_LAST, {"key": use.key}).one()
+    try:
+        check_timely(use.signed, now)
+    except Refusal as refused:
+        return refused
+    if last is not None and last > now - _LIFE:
+        return TooManySigned((last + _LIFE - now).total_seconds())
+    values = {"public_key": use.key, "nonce": use.signed.nonce, "used_at": now}
+    return None if insert_new(session, UsedNonceRow, values) else RequestReplayed()
 
 
 def delete_expired(database: Database) -> int:

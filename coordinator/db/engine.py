@@ -37,11 +37,15 @@ from sqlalchemy.pool import ConnectionPoolEntry, PoolProxiedConnection
 from sqlalchemy.sql.selectable import TypedReturnsRows
 
 from coordinator.db.clock import CLOCK_OF_POSTGRESQL, CLOCK_OF_SQLITE
+from coordinator.db.group_commit import GroupCommit
 from coordinator.db.sqlite import BUSY_MILLISECONDS, DRIVERS, Turns, connect_reader, prepare
 from coordinator.errors import SettingsUnusable
 
 Columns = TypeVarTuple("Columns")
 Values = Mapping[str, object] | Sequence[Mapping[str, object]] | None
+
+SMALL_WRITES_PER_COMMIT = 32
+"""Largest number of small writes, such as nonces, in one transaction."""
 
 _TRUSTED_SECONDS = 1.0
 _LAST_USE = "last use"
@@ -57,7 +61,10 @@ _CLOCK = text(f"SELECT {CLOCK_OF_POSTGRESQL}")
 
 
 class Database:
-    """One database behind one URL: short read transactions, and write transactions that commit on exit."""
+    """One database behind one URL: short read transactions, and write transactions that commit on exit.
+
+    Small writes of requests that arrive at the same time share a transaction through `small_commits`.
+    """
 
     def __init__(
         self,
@@ -75,6 +82,8 @@ class Database:
         self.url = _checked(url)
         self._prepare_engine = prepare_engine
         self._observe_write = observe_write
+        # One leader: with more, fewer writes would share a transaction.
+        self.small_commits = GroupCommit(max_leaders=1, max_batch=SMALL_WRITES_PER_COMMIT)
         self.is_sqlite = self.url.get_backend_name() == "sqlite"
         self._turns = Turns()
         self._writing = self._engine("writing")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from sqlalchemy.orm import Session
 
@@ -27,7 +29,7 @@ from coordinator.storage import payloads
 from coordinator.storage.server_key import ServerKey
 from coordinator.storage.staging import Staging
 from coordinator.strategies.base import Sketch
-from coordinator.strategies.opening import open_plan
+from coordinator.strategies.opening import OpenedPlan, open_plan
 from coordinator.weights.store import assign
 from schemas.messages.federations import FederationPlan
 from schemas.messages.rounds import Joined, WeightsReference
@@ -54,12 +56,36 @@ class JoinOutcome:
     change: Change | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class _PreparedJoin:
+    """A client that is to join: the plan as it was read, and its weights, which are staged in `staging`.
+
+    `zeros` are the weights of a client that has none, unless a concurrent request assigns some. A client
+    without `weights` and `zeros` has weights already.
+    """
+
+    member: Member
+    round_number: int
+    sketch_body: SentSketch | None
+    opened: OpenedPlan
+    staging: Staging
+    weights: StagedWeights | StoredBody | None
+    zeros: tuple[WeightsReference, Zeros] | None
+
+    @property
+    def payload_digest(self) -> str:
+        if isinstance(self.weights, StagedWeights):
+            return self.weights.staged.digest
+        return self.zeros[1].digest if self.zeros is not None else ""
+
+
 def join(
     database: Database, member: Member, round_number: int, sketch_body: SentSketch | None, key: ServerKey
 ) -> JoinOutcome:
     """Enter a client into a round; a repeated join returns the first answer.
 
-    A newcomer's weights are computed before the transaction that joins, and fixed in it.
+    A newcomer's weights are computed before the transaction that joins, and fixed in it. Clients of one
+    federation that join at the same time share this transaction.
 
     Raises:
         NotFound: there is no such round.
@@ -91,26 +117,22 @@ def join(
             weights = cold_start.initial_weights(staging, newcomer, last_published)
             if weights is None:
                 zeros = base_weights.zeros(newcomer.layout, newcomer.manifest)
-        with database.write() as session:
-            # Payloads before the federation's lock, in the same order as a delivery, and not under the lock.
-            stored = _stored(session, staging, weights, zeros)
-            last_event = hold_federation(session, member.federation_id)
-            still_member(session, member)
-            row = rounds.get_round(session, member.federation_id, round_number, lock=True)
-            # Checked again under the lock: a concurrent request may have joined.
-            context = join_context(session, member, round_number)
-            earlier = _earlier_answer(context)
-            if earlier is not None:
-                return JoinOutcome(earlier)
-            _check(context, opened.plan, member)
-            _require_drawn(session, row, context, opened.plan, member)
-            require_summable(session, opened, member, round_number)
-            if zeros is not None and context.newest is not None and not _begins_anew(context):
-                stored = None  # a concurrent request assigned weights
-            outcome = _join(session, row, member, context, stored, sketch_body, key, last_event)
-            may_crash("join-written")
+        prepared = _PreparedJoin(member, round_number, sketch_body, opened, staging, weights, zeros)
+        queue = "joins", member.federation_id
+        outcome = database.small_commits.run(queue, prepared, partial(_join_all, database, key))
         may_crash("join-committed")
         return outcome
+
+
+def _join_all(database: Database, key: ServerKey, joins: Sequence[_PreparedJoin]) -> list[JoinOutcome]:
+    """Join clients of one federation in one transaction, all or none."""
+    places = sorted(range(len(joins)), key=lambda place: joins[place].payload_digest)
+    with database.write() as session:
+        # Payloads before the federation's lock, in the same order as a delivery, and not under the lock.
+        stored = {place: _stored(session, joins[place]) for place in places}
+        outcomes = [_join(session, prepared, stored[place], key) for place, prepared in enumerate(joins)]
+        may_crash("join-written")
+        return outcomes
 
 
 def _earlier_answer(context: JoinContext) -> Joined | None:
@@ -153,33 +175,37 @@ def _begins_anew(context: JoinContext) -> bool:
     return context.plan.privacy.secure_sum is not None and _weighed_as_of(context) is not None
 
 
-def _stored(
-    session: Session,
-    staging: Staging,
-    weights: StagedWeights | StoredBody | None,
-    zeros: tuple[WeightsReference, Zeros] | None,
-) -> StoredBody | None:
+def _stored(session: Session, prepared: _PreparedJoin) -> StoredBody | None:
+    weights = prepared.weights
     if isinstance(weights, StagedWeights):
-        return weights.adopted(staging.adopt(session)[weights.staged.payload_id])
+        return weights.adopted(prepared.staging.adopt(session)[weights.staged.payload_id])
     if weights is not None:
         return weights
-    if zeros is not None:
-        reference, body = zeros
+    if prepared.zeros is not None:
+        reference, body = prepared.zeros
         payload_id = payloads.store(session, body.digest, body.size, body.pieces())
         return StoredBody(payload_id, reference.digest, reference.bytes, MEDIA_TYPE, head=body.head)
     return None
 
 
 def _join(
-    session: Session,
-    row: RoundRow,
-    member: Member,
-    context: JoinContext,
-    stored: StoredBody | None,
-    sketch_body: SentSketch | None,
-    key: ServerKey,
-    last_event: int,
+    session: Session, prepared: _PreparedJoin, stored: StoredBody | None, key: ServerKey
 ) -> JoinOutcome:
+    member, opened = prepared.member, prepared.opened
+    # Read for each client: the one before may have written an event, which does not contain this one.
+    last_event = hold_federation(session, member.federation_id)
+    still_member(session, member)
+    row = rounds.get_round(session, member.federation_id, prepared.round_number, lock=True)
+    # Checked again under the lock: a concurrent request may have joined.
+    context = join_context(session, member, prepared.round_number)
+    earlier = _earlier_answer(context)
+    if earlier is not None:
+        return JoinOutcome(earlier)
+    _check(context, opened.plan, member)
+    _require_drawn(session, row, context, opened.plan, member)
+    require_summable(session, opened, member, prepared.round_number)
+    if prepared.zeros is not None and context.newest is not None and not _begins_anew(context):
+        stored = None  # a concurrent request assigned weights
     if stored is not None:
         weights = WeightsReference(digest=stored.digest, bytes=stored.size)
         assign(session, row.federation_id, member.client_id, row.number, stored, context.read_at)
@@ -192,9 +218,10 @@ def _join(
     participations.join(
         session, row.id, member.client_id, weights.digest, context.read_at, is_waited_for=is_waited_for
     )
+    sketch_body = prepared.sketch_body
     if sketch_body is not None:
         participations.store_sketch(session, row, member.client_id, "join", sketch_body.sketch)
-        participations.count_bytes(session, row.id, member.client_id, up=sketch_body.body_bytes)
+        participations.count_upload(session, row.id, member.client_id, sketch_body.body_bytes)
     is_published = transitions.advance(session, row, context.read_at)
     manifest = manifests.issue(
         session,

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
+from operator import attrgetter, itemgetter
 
 from sqlalchemy import bindparam, insert, select, update
 from sqlalchemy.orm import Session
@@ -54,6 +56,13 @@ class Participation:
 
     state: str
     base_digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Download:
+    client_id: str
+    round_id: int | None
+    size: int
 
 
 def get(session: Session, round_id: int, client_id: str) -> Participation | None:
@@ -110,11 +119,9 @@ def store_sketch(session: Session, row: RoundRow, client_id: str, origin: str, s
     )
 
 
-def count_bytes(
-    session: Session, round_id: int | None, client_id: str, *, up: int = 0, down: int = 0
-) -> None:
+def count_upload(session: Session, round_id: int | None, client_id: str, size: int) -> None:
     """Add encoded bytes to a client's traffic: its total and, if `round_id` is set, that of the round."""
-    traffic = {"client": client_id, "up": up, "down": down}
+    traffic = {"client": client_id, "up": size, "down": 0}
     if round_id is not None:
         run(session, _COUNT, {"round": round_id, **traffic})
     run(session, _COUNT_TOTAL, traffic)
@@ -137,7 +144,23 @@ def count_download(
     """Count a body before it is sent, so that a client that has read its last byte finds it counted."""
     if not size:
         return
-    with database.write() as session:
-        count_bytes(session, round_id, client_id, down=size)
+    download = _Download(client_id, round_id, size)
+    database.small_commits.run("downloads", download, partial(_count_downloads, database))
     may_crash("download-counted")
     metrics.bytes_down.inc(size)
+
+
+def _count_downloads(database: Database, downloads: Sequence[_Download]) -> list[None]:
+    """Count downloads that begin at the same time in one transaction."""
+    # Participations first, both in the order of clients, as in `mark_arrived`: concurrent commits would
+    # deadlock otherwise.
+    traffic = [
+        (download.round_id, {"client": download.client_id, "up": 0, "down": download.size})
+        for download in sorted(downloads, key=attrgetter("client_id"))
+    ]
+    of_rounds = [{"round": round_id, **values} for round_id, values in traffic if round_id is not None]
+    with database.write() as session:
+        if of_rounds:
+            run(session, _COUNT, sorted(of_rounds, key=itemgetter("round", "client")))
+        run(session, _COUNT_TOTAL, [values for _, values in traffic])
+    return [None] * len(downloads)

@@ -175,7 +175,7 @@ def _accept(
     # them, so that nobody sends shares twice.
     if phase == "unmask":
         store.mark_spent(session, place.session.id, place.position)
-    participations.count_bytes(session, place.round.id, member.client_id, up=sent.size)
+    participations.count_upload(session, place.round.id, member.client_id, sent.size)
     has_moved = sessions.advance(session, place.round, place.session, now, key)
     may_crash("sum-message-written")
     receipt = _receipt(address, store.StoredMessage(sent.digest, now))

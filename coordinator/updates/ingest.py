@@ -13,6 +13,7 @@ from typing import BinaryIO, cast
 from coordinator.auth.authentication import Member
 from coordinator.db.engine import Database
 from coordinator.db.federation_lock import hold_federation
+from coordinator.db.group_commit import GroupCommit
 from coordinator.errors import NotJoined, RoundClosed
 from coordinator.http.limits.concurrency import codec_slot
 from coordinator.http.uploads import ReceivedBody
@@ -25,7 +26,6 @@ from coordinator.strategies.opening import open_plan
 from coordinator.updates import store
 from coordinator.updates.commit import CommitResult, ValidatedUpdate, commit_updates
 from coordinator.updates.decode import DecodedState, Pieces, clip_scale, scaled
-from coordinator.updates.group_commit import GroupCommit
 from coordinator.updates.store import Content
 from coordinator.updates.validation import (
     Address,

@@ -8,12 +8,12 @@ from tempfile import SpooledTemporaryFile
 from typing import Any
 from unittest.mock import patch
 
+from coordinator.db.group_commit import GroupCommit
 from coordinator.errors import UploadConflict
 from coordinator.federations.store import federation
 from coordinator.http.uploads import ReceivedBody
 from coordinator.updates import commit, ingest, routes
 from coordinator.updates.commit import CommitResult, ValidatedUpdate
-from coordinator.updates.group_commit import GroupCommit
 from coordinator.updates.ingest import ExpectedUpdate
 from schemas.messages.updates import Receipt
 from tests.faults.fault_simulation.fault_rates import FaultRates, Plan

@@ -18,6 +18,7 @@ from sqlalchemy.exc import OperationalError
 from coordinator.app import UPDATES_PER_COMMIT, create_app
 from coordinator.auth.last_seen import LastSeenWriter
 from coordinator.auth.nonces import ReadNonces
+from coordinator.db.group_commit import GroupCommit
 from coordinator.enrolment.failure_delay import FailureDelays
 from coordinator.http.limits.body_deadline import BodyDeadline
 from coordinator.observability.metrics import Metrics
@@ -25,7 +26,6 @@ from coordinator.rounds.long_poll import LongPolls
 from coordinator.secure_sum import session_terms
 from coordinator.settings import Settings
 from coordinator.storage import server_key
-from coordinator.updates.group_commit import GroupCommit
 from coordinator.workers import Ticker
 from schemas.identity.keys import decode
 from tests.faults.fault_simulation.scheduler import Flag, Process, Violation
@@ -164,6 +164,7 @@ class Replica(Process):
         state.reads = ReadNonces(lambda: world.scheduler.now)
         state.failure_delays = FailureDelays(lambda: world.scheduler.now)
         state.group_commit = _SlowGroupCommit(world)
+        self.database.small_commits = _SlowGroupCommit(world)
         session_terms._RECENT._values.clear()  # a process has it in memory; so none has another's for long
         state.server_key = server_key.ServerKey(_seed())
         # The only replica of a database forgets the leases of its earlier life; one of several must not.

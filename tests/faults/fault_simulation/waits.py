@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 from client_agent.transport import client, timeouts
+from coordinator.db import group_commit
 from coordinator.http.limits import concurrency
 from coordinator.joining import cold_start
 from coordinator.rounds import long_poll
-from coordinator.updates import group_commit
 from tests.faults.fault_simulation.scheduler import Flag, Process, Scheduler, Task, Violation
 
 if TYPE_CHECKING:

@@ -11,13 +11,13 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import pytest
 from sqlalchemy import func, select, update
 
+from coordinator.db import group_commit as group_commit_module
 from coordinator.db.engine import Database
 from coordinator.db.federation_lock import hold_federation
+from coordinator.db.group_commit import GroupCommit
 from coordinator.db.tables.federations import ClientRow, UpdateRow
 from coordinator.errors import Busy
-from coordinator.updates import group_commit as group_commit_module
 from coordinator.updates import store
-from coordinator.updates.group_commit import GroupCommit
 from schemas.wire.digests import digest_of
 from tests.scene.coordinator import Served
 from tests.scene.rounds import join, plan, put, running, update_body, values
