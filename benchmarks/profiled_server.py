@@ -3,9 +3,9 @@
 Each sample adds to a thread's stack the processor time that the thread has used since the sample before,
 which the kernel counts exactly, and the wall time between both. A thread that was idle at both samples gets a
 stack of its own name: what ran between was shorter than the pause. When the server stops, FILE gets a line of
-JSON for each stack: its frames from the outermost, its processor seconds and its wall seconds. Beside it, with
-the suffix .counts.json, are the numbers of write transactions and statements. Without signals both are those of
-the whole life of the process.
+JSON for each stack: its frames from the outermost, its processor seconds and its wall seconds. Beside it, the
+file with the suffix .counts.json gets the numbers of write transactions and statements. Without signals both
+are those of the whole life of the process.
 """
 
 from __future__ import annotations

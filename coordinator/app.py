@@ -72,6 +72,9 @@ COMMITTERS = 2
 UPDATES_PER_COMMIT = 16
 """Largest number of updates of a round in one transaction."""
 
+BYTES_PER_COMMIT = 32 * 2**20
+"""Largest size of the updates in one transaction that has more than one."""
+
 # Separate threads: most wait for a commit of their updates, and must not block other requests.
 _DELIVERERS = 24
 
@@ -141,7 +144,9 @@ def create_app(settings: Settings, *, traces: TracerProvider | None = None) -> F
     app.state.progress_rate = PollRate(progress.PER_SECOND, burst=progress.BURST)
     app.state.reads = ReadNonces()
     app.state.locks = KeyedLock()
-    app.state.group_commit = GroupCommit(max_leaders=COMMITTERS, max_batch=UPDATES_PER_COMMIT)
+    app.state.group_commit = GroupCommit(
+        max_leaders=COMMITTERS, max_batch=UPDATES_PER_COMMIT, max_bytes=BYTES_PER_COMMIT
+    )
     app.state.deliverers = anyio.CapacityLimiter(_DELIVERERS)
     app.state.pollers = anyio.CapacityLimiter(_POLLERS)
     app.state.last_seen = LastSeenWriter()

@@ -24,7 +24,7 @@ unless b_ij is a good part of sqrt(b_ii b_jj), its upper bound.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -105,9 +105,8 @@ class ComparedChanges(Part):
         # An update of an earlier round was compared in its own round.
         delivered = np.array([facts.age == 0 for facts in cohort.clients], bool)
         with closed.database.read() as session:
-            began = _began_with(
-                session, (facts.client for facts in cohort.clients if facts.age == 0), claim.number
-            )
+            present = [facts.client for facts in cohort.clients if facts.age == 0]
+            began = _began_with(session, present, claim.number)
             earlier = _changes_before(session, claim.federation_id, claim.number)
         used = dict.fromkeys(cohort.kinds(), delivered)
         inner = inner_products(closed.staging, cohort, states, began, used, seed)
@@ -157,14 +156,13 @@ def _median(products: Floats, lengths: Floats) -> float:
     return float(np.median(products[pairs] / lengths[pairs])) if pairs.any() else 0.0
 
 
-def _began_with(session: Session, clients: Iterable[str], round_number: int) -> dict[str, StoredState]:
+def _began_with(session: Session, clients: Collection[str], round_number: int) -> dict[str, StoredState]:
     """Return the weights with which clients began a round, if they are still stored."""
-    states = {}
-    for client in clients:
-        served = base_weights.newest(session, client, round_number)
-        if served is not None and served.payload_id is not None and served.head is not None:
-            states[client] = StoredState(served.payload_id, served.begin, read_own_head(served.head)[0])
-    return states
+    return {
+        client: StoredState(served.payload_id, served.begin, read_own_head(served.head)[0])
+        for client, served in base_weights.newest_of_each(session, clients, round_number).items()
+        if served.payload_id is not None and served.head is not None
+    }
 
 
 def _changes_before(session: Session, federation_id: str, round_number: int) -> Changes | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection
 
 import numpy as np
 from sqlalchemy import func, or_, select
@@ -62,15 +62,15 @@ def established(
     ]
 
 
-def last_served(session: Session, clients: Iterable[str], until: int) -> dict[str, StoredState]:
+def last_served(session: Session, clients: Collection[str], until: int) -> dict[str, StoredState]:
     """Return the last weights that these clients were served, for round `until` or before.
 
     Raises:
         LookupError: those of one were deleted.
     """
-    states = {}
+    states, served_weights = {}, base_weights.newest_of_each(session, clients, until)
     for client in clients:
-        served = base_weights.newest(session, client, until)
+        served = served_weights.get(client)
         if served is None or served.payload_id is None or served.head is None:
             raise LookupError(f"the weights of {client} for round {until} were deleted by retention")
         states[client] = StoredState(served.payload_id, served.begin, read_own_head(served.head)[0])

@@ -6,21 +6,21 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import partial
+from operator import itemgetter
 
-from sqlalchemy import bindparam, select
+from sqlalchemy import bindparam, func, select
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
 from coordinator.auth.http_signatures import check_timely
-from coordinator.db.clock import clock
 from coordinator.db.engine import Database, database_time, run
 from coordinator.db.tables.identity import UsedNonceRow
-from coordinator.db.upsert import delete_before, insert_new
+from coordinator.db.upsert import delete_before, insert_all_new
 from coordinator.errors import Refusal, RequestReplayed, TooManySigned
 from schemas.identity.signed_requests import ACCEPTED_SECONDS, SignedRequest
 
@@ -32,16 +32,22 @@ MAX_REQUESTS_PER_KEY = 1500
 MAX_READS_PER_KEY = 1000
 """Reads of one key that a process remembers; beyond that, it drops the key's oldest."""
 
-# The oldest of a key's newest requests, up to the limit; older rows are expired and not deleted yet.
+_OF_KEYS = (
+    select(UsedNonceRow.public_key, func.count())
+    .where(
+        UsedNonceRow.public_key.in_(bindparam("keys", expanding=True)),
+        UsedNonceRow.used_at > bindparam("since"),
+    )
+    .group_by(UsedNonceRow.public_key)
+)
+# The oldest of a key's newest requests, up to the limit.
 _LAST = (
     select(UsedNonceRow.used_at)
     .where(UsedNonceRow.public_key == bindparam("key"))
     .order_by(UsedNonceRow.used_at.desc())
     .offset(MAX_REQUESTS_PER_KEY - 1)
     .limit(1)
-    .scalar_subquery()
 )
-_NOW_AND_LAST = select(clock(), _LAST)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,31 +74,49 @@ def use(database: Database, key: str, signed: SignedRequest) -> None:
 
 def _use_all(database: Database, uses: Sequence[_Use]) -> list[Exception | None]:
     """Store nonces; return an error for each that is not stored."""
-    errors: dict[int, Exception | None] = {}
     try:
         with database.write() as session:
+            now = database_time(session)
+            keys = sorted({use.key for use in uses})
+            counts = run(session, _OF_KEYS, {"keys": keys, "since": now - _LIFE})
+            stored = Counter({key: count for key, count in counts})
+            refusals = [_refusal(session, use, now, stored) for use in uses]
+            rows = [
+                {"public_key": use.key, "nonce": use.signed.nonce, "used_at": now}
+                for use, refusal in zip(uses, refusals, strict=True)
+                if refusal is None
+            ]
             # In one order: two transactions that store the same nonces would deadlock otherwise.
-            for place in sorted(
-                range(len(uses)), key=lambda place: (uses[place].key, uses[place].signed.nonce)
-            ):
-                errors[place] = _use(session, uses[place])
+            rows.sort(key=itemgetter("public_key", "nonce"))
+            inserted = insert_all_new(session, UsedNonceRow, rows)
+            return [
+                refusal or (None if _is_new(use, inserted) else RequestReplayed())
+                for use, refusal in zip(uses, refusals, strict=True)
+            ]
     except SQLAlchemyError as error:
         # Returned for all, so that none is tried again: if its commit succeeded, it would be a replay.
         return [error] * len(uses)
-    return [errors[place] for place in range(len(uses))]
 
 
-def _use(session: Session, use: _Use) -> Refusal | None:
+def _refusal(session: Session, use: _Use, now: datetime, stored: Counter[str]) -> Refusal | None:
     # Checked again: a request delayed until its nonce was deleted must not pass.
-    now, last = run(session, _NOW_AND_LAST, {"key": use.key}).one()
     try:
         check_timely(use.signed, now)
     except Refusal as refused:
         return refused
-    if last is not None and last > now - _LIFE:
-        return TooManySigned((last + _LIFE - now).total_seconds())
-    values = {"public_key": use.key, "nonce": use.signed.nonce, "used_at": now}
-    return None if insert_new(session, UsedNonceRow, values) else RequestReplayed()
+    if stored[use.key] < MAX_REQUESTS_PER_KEY:
+        stored[use.key] += 1
+        return None
+    last = run(session, _LAST, {"key": use.key}).scalar()
+    return TooManySigned(((last or now) + _LIFE - now).total_seconds())
+
+
+def _is_new(use: _Use, inserted: set[tuple[object, ...]]) -> bool:
+    """Whether a nonce was inserted; of equal ones in a batch, only the first."""
+    row = use.key, use.signed.nonce
+    is_new = row in inserted
+    inserted.discard(row)
+    return is_new
 
 
 def delete_expired(database: Database) -> int:

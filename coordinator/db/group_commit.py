@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
 
@@ -27,6 +27,7 @@ class _Entry:
     """A queued item. `turn` is set once it has a result, must run alone, or its thread must lead a batch."""
 
     item: Any
+    size: int = 0
     turn: threading.Event = field(default_factory=lambda: threading.Event())
     result: Any = None
     is_done: bool = False
@@ -43,25 +44,33 @@ class GroupCommit:
     """Queues of threads, by key. Some threads of a queue lead: each runs a batch, then hands over.
 
     A batch that fails is run again item by item, so no thread receives the error of another item.
+
+    Args:
+        max_batch: the largest number of items of a batch.
+        max_bytes: the largest size of a batch that has more than one item.
     """
 
-    def __init__(self, *, max_leaders: int, max_batch: int) -> None:
+    def __init__(self, *, max_leaders: int, max_batch: int, max_bytes: int = 0) -> None:
         self._max_leaders = max_leaders
         self._max_batch = max_batch
+        self._max_bytes = max_bytes
         self._queues: dict[Hashable, _Queue] = {}
         self._lock = threading.Lock()
 
-    def run(self, key: Hashable, item: Item, call: Callable[[Sequence[Item]], Sequence[Result]]) -> Result:
+    def run(
+        self, key: Hashable, item: Item, call: Callable[[Sequence[Item]], Sequence[Result]], *, size: int = 0
+    ) -> Result:
         """Run `call` for an item, together with waiting items of the same key, and return its result.
 
         Args:
             call: returns one result per item, in order.
+            size: bytes that the item has.
 
         Raises:
             Busy: no batch took the item within some seconds.
             Exception: what `call` raises for this item alone.
         """
-        entry = _Entry(item)
+        entry = _Entry(item, size)
         if not self._enter(key, entry):
             self._wait(key, entry)
         if not (entry.is_done or entry.is_alone):
@@ -91,8 +100,7 @@ class GroupCommit:
 
     def _serve(self, key: Hashable, first: _Entry, call: Callable[[Sequence[Any]], Sequence[Any]]) -> None:
         with self._lock:
-            waiting = self._queues[key].waiting
-            batch = [first, *(waiting.popleft() for _ in range(min(len(waiting), self._max_batch - 1)))]
+            batch = [first, *self._next(self._queues[key].waiting, first.size)]
         try:
             results = call([entry.item for entry in batch])
             for entry, result in zip(batch, results, strict=True):
@@ -108,6 +116,14 @@ class GroupCommit:
                 entry.is_alone = not entry.is_done
             for entry in (*batch[1:], *self._leave(key)):
                 entry.turn.set()
+
+    def _next(self, waiting: deque[_Entry], size: int) -> Iterator[_Entry]:
+        """Take the waiting items that fit into a batch, which has one of this size."""
+        for _ in range(min(len(waiting), self._max_batch - 1)):
+            size += waiting[0].size
+            if size > self._max_bytes:
+                return
+            yield waiting.popleft()
 
     def _leave(self, key: Hashable) -> list[_Entry]:
         """Stop leading; return the entry whose thread leads next, if one waits."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
 from functools import cache
 from typing import Any
@@ -24,6 +25,16 @@ def insert_new(session: Session, table: type[Table], values: dict[str, Any]) -> 
     return run(session, statement, values).first() is not None
 
 
+def insert_all_new(
+    session: Session, table: type[Table], rows: Sequence[dict[str, Any]]
+) -> set[tuple[object, ...]]:
+    """Insert rows unless their keys exist; return the primary keys of those that were inserted."""
+    if not rows:
+        return set()
+    statement = _insertion(table, session.get_bind().dialect.name == "sqlite")
+    return {tuple(row) for row in run(session, statement, rows)}
+
+
 def delete_before(session: Session, column: InstrumentedAttribute[datetime], until: datetime) -> int:
     """Delete a batch of rows whose column is at or before `until`; return their number."""
     keys = [tuple(row) for row in run(session, _old(column), {"until": until})]
@@ -36,7 +47,7 @@ def delete_before(session: Session, column: InstrumentedAttribute[datetime], unt
 @cache
 def _insertion(table: type[Table], is_sqlite: bool) -> Executable:
     insert = sqlite_insert if is_sqlite else postgres_insert
-    return insert(table).on_conflict_do_nothing().returning(inspect(table).primary_key[0])
+    return insert(table).on_conflict_do_nothing().returning(*inspect(table).primary_key)
 
 
 @cache

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from hashlib import sha256
 from threading import Lock
+from typing import Any
 
-from sqlalchemy import bindparam, select
+from sqlalchemy import bindparam, func, select
 from sqlalchemy.orm import Session
 
 from coordinator.db.chunks import CHUNK_BYTES
@@ -49,6 +50,18 @@ _NEWEST = (
     .limit(1)
 )
 _NEWEST_UNTIL = _NEWEST.where(WeightsRow.round_number <= bindparam("number"))
+_EACH = (
+    select(WeightsRow.client_id, func.max(WeightsRow.round_number).label("number"))
+    .where(
+        WeightsRow.client_id.in_(bindparam("clients", expanding=True)),
+        WeightsRow.round_number <= bindparam("number"),
+    )
+    .group_by(WeightsRow.client_id)
+    .subquery()
+)
+_NEWEST_OF_EACH = select(WeightsRow.client_id, *SERVED_COLUMNS).join(
+    _EACH, (_EACH.c.client_id == WeightsRow.client_id) & (_EACH.c.number == WeightsRow.round_number)
+)
 _NEWEST_REFERENCE = _NEWEST.with_only_columns(WeightsRow.digest, WeightsRow.bytes)
 _NEWEST_NUMBER = _NEWEST.with_only_columns(WeightsRow.round_number)
 _NEWEST_REFERENCE_UNTIL = _NEWEST_UNTIL.with_only_columns(WeightsRow.digest, WeightsRow.bytes)
@@ -76,6 +89,15 @@ def newest(session: Session, client_id: str, round_number: int | None = None) ->
     else:
         row = run(session, _NEWEST_UNTIL, {"client": client_id, "number": round_number}).first()
     return ServedWeights(*row) if row is not None else None
+
+
+def newest_of_each(session: Session, clients: Collection[str], round_number: int) -> dict[str, ServedWeights]:
+    """Return `newest` of each of these clients that was served any, in their order."""
+    if not clients:
+        return {}
+    rows: Any = run(session, _NEWEST_OF_EACH, {"clients": [*clients], "number": round_number})
+    found = {client: ServedWeights(*served) for client, *served in rows}
+    return {client: found[client] for client in clients if client in found}
 
 
 def newest_reference(

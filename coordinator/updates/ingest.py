@@ -47,7 +47,8 @@ from schemas.wire.digests import digest_from_hash
 from schemas.wire.envelope import Envelope, any_rank, unpack
 
 _SPOOL_BYTES = 4 * 2**20
-_SMALL_BYTES = 4 * 2**20  # received plus decoded: the memory that a thread may hold while it waits
+# Received plus decoded: a larger one is worth a transaction. Most of it is in temporary files while it waits.
+_SHARING_BYTES = 16 * 2**20
 _LONG_BYTES = 2 * 2**20  # the upload takes so long that the context may have changed; load it again
 
 
@@ -118,7 +119,7 @@ def ingest_update(
 ) -> CommitResult:
     """Decode, validate and commit a received update; the commit checks again what may have changed.
 
-    Small updates that are ready at the same time share one transaction.
+    Updates of up to 16 MiB that are ready at the same time share one transaction.
 
     Raises:
         Refusal, BodyRefused: the subclass names the reason; nothing is stored, except that a joined client
@@ -140,14 +141,14 @@ def ingest_update(
             with _decoded(database, body, spec) as decoded:
                 may_crash("update-decoded")
                 update = _validated(member, spec, body, decoded)
-                # A large update does not wait for others, since it would hold its memory meanwhile.
-                if update.bytes > _SMALL_BYTES:
+                if update.bytes > _SHARING_BYTES:
                     (result,) = commit_updates(database, [update])
                 else:
                     # Other updates may be decoded while this one waits for its batch.
                     slot.close()
                     key = member.federation_id, expected.round_number
-                    result = group_commit.run(key, update, partial(commit_updates, database))
+                    commit = partial(commit_updates, database)
+                    result = group_commit.run(key, update, commit, size=update.bytes)
         may_crash("update-committed")
         return result
     except RoundClosed:

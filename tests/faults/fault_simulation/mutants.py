@@ -176,7 +176,7 @@ omits("forgets that a join was answered", join, "_earlier_answer")
 omits("forgets that an update is there", updates, "_as_receipt")
 omits("keeps quiet of rejected updates", rounds, "reject_updates", rounds_end_early)
 omits("lets a token be used twice", enrolment, "_is_repeat", lambda plan, _: plan.thief, value=_is_true)
-omits("answers a signed request twice", nonces, "insert_new", lambda _, air: air.twice > 0, value=_is_true)
+omits("answers a signed request twice", nonces, "_is_new", lambda _, air: air.twice > 0, value=_is_true)
 omits("lets replaced keys live", store, "expire_keys", _keys_end_at_once)
 
 

@@ -15,7 +15,7 @@ from urllib.parse import unquote
 from fastapi import FastAPI
 from sqlalchemy.exc import OperationalError
 
-from coordinator.app import UPDATES_PER_COMMIT, create_app
+from coordinator.app import BYTES_PER_COMMIT, UPDATES_PER_COMMIT, create_app
 from coordinator.auth.last_seen import LastSeenWriter
 from coordinator.auth.nonces import ReadNonces
 from coordinator.db.group_commit import GroupCommit
@@ -110,7 +110,7 @@ class _SlowGroupCommit(GroupCommit):
     """The product's group commit with one leader, which is sometimes slow, so that others queue."""
 
     def __init__(self, world: World) -> None:
-        super().__init__(max_leaders=1, max_batch=UPDATES_PER_COMMIT)
+        super().__init__(max_leaders=1, max_batch=UPDATES_PER_COMMIT, max_bytes=BYTES_PER_COMMIT)
         self._world = world
 
     def _serve(self, name: Hashable, first: Any, do: Callable[[Sequence[Any]], Sequence[Any]]) -> None:

@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager, suppress
+from datetime import UTC, datetime
 from typing import Any
 
+import pytest
 from sqlalchemy import insert
+from sqlalchemy.exc import OperationalError
+from sqlalchemy.orm import Session
 
+from coordinator.auth import nonces
 from coordinator.auth.nonces import MAX_REQUESTS_PER_KEY
-from coordinator.db.engine import database_time
+from coordinator.db.engine import Database, database_time
 from coordinator.db.tables.identity import UsedNonceRow
+from coordinator.db.upsert import insert_new
 from schemas.identity.keys import name_of
+from schemas.identity.signed_requests import SignedRequest
 from tests.scene.coordinator import Served, coordinator_fixture, slug
 from tests.scene.rounds import join, running, try_join, url
 from tests.scene.signed_requests import send, signed
+from tests.scene.waiting import wait_until
 
+EARLIER = datetime(2020, 1, 1, tzinfo=UTC)
 Rows = Callable[[str, str], list[tuple[Any, ...]]]
 
 
@@ -55,6 +67,59 @@ def test_repeated_posts_of_clients_are_refused(served: Served, rows: Rows) -> No
             assert second == (401, "replayed"), path
     assert statuses == ["/v1/federations/{fid}/rounds/{n}/join"]
     assert nonce_count(served, rows) == 1
+
+
+class _Undo(Exception):
+    """Raised to roll back a transaction."""
+
+
+def _use_at_once(database: Database, used: Sequence[tuple[str, str]]) -> list[Exception | None]:
+    """Use nonces of keys in threads, of which all but the first share a transaction; return their errors."""
+
+    def use(key: str, nonce: str) -> Exception | None:
+        now = int(time.time())
+        signed = SignedRequest((), "", created=now, expires=now + 60, nonce=nonce, keyid=key, signature=b"")
+        try:
+            nonces.use(database, key, signed)
+        except Exception as error:
+            return error
+        return None
+
+    queues = database.small_commits._queues
+    with ThreadPoolExecutor(len(used)) as pool, suppress(_Undo), database.write() as session:
+        key, nonce = used[0]  # for which the first thread waits, and the others for it
+        insert_new(session, UsedNonceRow, {"public_key": key, "nonce": nonce, "used_at": EARLIER})
+        begun = [pool.submit(use, key, nonce)]
+        wait_until(lambda: "nonces" in queues)
+        begun += [pool.submit(use, *item) for item in used[1:]]
+        wait_until(lambda: len(queues["nonces"].waiting) == len(used) - 1)
+        raise _Undo
+    return [item.result(20) for item in begun]
+
+
+def test_a_replay_refuses_no_other_request(served: Served, rows: Rows) -> None:
+    used = [("first", "0"), *(("second", str(number % 4)) for number in range(8))]
+    errors = _use_at_once(served.database, used)
+    assert errors[0] is None
+    assert sorted(type(error).__name__ for error in errors[1:]) == ["NoneType"] * 4 + ["RequestReplayed"] * 4
+    assert nonce_count(served, rows) == 5
+
+
+def test_a_lost_answer_makes_no_replay(served: Served, rows: Rows, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A commit that fails may have succeeded: its requests must not be tried again as replays."""
+    database = Database(served.database_url)
+
+    @contextmanager
+    def losing() -> Iterator[Session]:
+        with Database.write(database) as session:
+            yield session
+        raise OperationalError(None, None, ConnectionError())
+
+    with closing(database):
+        monkeypatch.setattr(database, "write", losing)
+        errors = _use_at_once(database, [("key", str(number)) for number in range(4)])
+    assert [type(error).__name__ for error in errors] == ["OperationalError"] * 4
+    assert nonce_count(served, rows) == 4
 
 
 def test_a_member_cannot_fill_the_table(served: Served, rows: Rows) -> None:

@@ -78,6 +78,19 @@ def test_batches_have_a_maximum_size(pool: ThreadPoolExecutor) -> None:
     assert [len(batch) for batch in counter.batches] == [1, 3, 3, 1]
 
 
+def test_batches_have_a_maximum_of_bytes(pool: ThreadPoolExecutor) -> None:
+    counter, group_commit = Counter(), GroupCommit(max_leaders=1, max_batch=16, max_bytes=10)
+    first = pool.submit(group_commit.run, "line", 1, counter.double, size=99)
+    wait_until(lambda: bool(counter.batches))
+    later = []
+    for number, size in enumerate((4, 4, 4, 20, 1), start=2):
+        later.append(pool.submit(group_commit.run, "line", number, counter.double, size=size))
+        wait_until(lambda: len(group_commit._queues["line"].waiting) == len(later))
+    counter.may_go_on.set()
+    assert [answer.result(20) for answer in (first, *later)] == [2, 4, 6, 8, 10, 12]
+    assert counter.batches == [[1], [2, 3], [4], [5], [6]], "one alone may be larger"
+
+
 def test_a_failed_batch_is_repeated_call_by_call(pool: ThreadPoolExecutor) -> None:
     counter = Counter()
     first, *later = _run_all(GroupCommit(max_leaders=1, max_batch=16), counter, pool, [0, 11, 12, 13, 14])
