@@ -109,9 +109,10 @@ class _SeenAtOnce(LastSeenWriter):
 class _SlowGroupCommit(GroupCommit):
     """The product's group commit with one leader, which is sometimes slow, so that others queue."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, items: str) -> None:
         super().__init__(max_leaders=1, max_batch=UPDATES_PER_COMMIT, max_bytes=BYTES_PER_COMMIT)
         self._world = world
+        self._items = items
 
     def _serve(self, name: Hashable, first: Any, do: Callable[[Sequence[Any]], Sequence[Any]]) -> None:
         scheduler = self._world.scheduler
@@ -121,7 +122,7 @@ class _SlowGroupCommit(GroupCommit):
 
     def _counted(self, do: Callable[[Sequence[Any]], Sequence[Any]], items: Sequence[Any]) -> Sequence[Any]:
         if len(items) > 1:
-            self._world.count("updates kept together")
+            self._world.count(f"{self._items} kept together")
         return do(items)
 
 
@@ -163,8 +164,8 @@ class Replica(Process):
         state.last_seen = _SeenAtOnce(self.database)
         state.reads = ReadNonces(lambda: world.scheduler.now)
         state.failure_delays = FailureDelays(lambda: world.scheduler.now)
-        state.group_commit = _SlowGroupCommit(world)
-        self.database.small_commits = _SlowGroupCommit(world)
+        state.group_commit = _SlowGroupCommit(world, "updates")
+        self.database.small_commits = _SlowGroupCommit(world, "small writes")
         session_terms._RECENT._values.clear()  # a process has it in memory; so none has another's for long
         state.server_key = server_key.ServerKey(_seed())
         # The only replica of a database forgets the leases of its earlier life; one of several must not.
