@@ -109,8 +109,17 @@ def _file(name: str) -> str:
 
 def _serve(file: Path) -> None:
     sampler, counts = Sampler(), StatementCounts()
-    signal.signal(PROFILED_FROM_HERE, lambda *_: (sampler.costs.clear(), counts.clear()))
-    signal.signal(PROFILED_TO_HERE, lambda *_: (sampler.end(), counts.end()))
+
+    def begin_anew(*_: object) -> None:
+        sampler.costs.clear()
+        counts.clear()
+
+    def end(*_: object) -> None:
+        sampler.end()
+        counts.end()
+
+    signal.signal(PROFILED_FROM_HERE, begin_anew)
+    signal.signal(PROFILED_TO_HERE, end)
     sampler.start()
     counts.start()
     try:

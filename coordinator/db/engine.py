@@ -47,6 +47,8 @@ Values = Mapping[str, object] | Sequence[Mapping[str, object]] | None
 SMALL_WRITES_PER_COMMIT = 32
 """Largest number of small writes, such as nonces, in one transaction."""
 
+# As long as for a connection: a request that is refused before its body is read loses its connection.
+_SMALL_WAIT_SECONDS = 30.0
 _TRUSTED_SECONDS = 1.0
 _LAST_USE = "last use"
 _UNSAFE = text(
@@ -83,7 +85,9 @@ class Database:
         self._prepare_engine = prepare_engine
         self._observe_write = observe_write
         # One leader: with more, fewer writes would share a transaction.
-        self.small_commits = GroupCommit(max_leaders=1, max_batch=SMALL_WRITES_PER_COMMIT)
+        self.small_commits = GroupCommit(
+            max_leaders=1, max_batch=SMALL_WRITES_PER_COMMIT, max_wait_seconds=_SMALL_WAIT_SECONDS
+        )
         self.is_sqlite = self.url.get_backend_name() == "sqlite"
         self._turns = Turns()
         self._writing = self._engine("writing")

@@ -17,8 +17,6 @@ from coordinator.observability.logs import logger
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
-_MAX_WAIT_SECONDS = 5.0
-
 log = logger(__name__)
 
 
@@ -48,10 +46,14 @@ class GroupCommit:
     Args:
         max_batch: the largest number of items of a batch.
         max_bytes: the largest size of a batch that has more than one item.
+        max_wait_seconds: how long an item waits for a batch.
     """
 
-    def __init__(self, *, max_leaders: int, max_batch: int, max_bytes: int = 0) -> None:
+    def __init__(
+        self, *, max_leaders: int, max_batch: int, max_bytes: int = 0, max_wait_seconds: float = 5.0
+    ) -> None:
         self._max_leaders = max_leaders
+        self._max_wait_seconds = max_wait_seconds
         self._max_batch = max_batch
         self._max_bytes = max_bytes
         self._queues: dict[Hashable, _Queue] = {}
@@ -89,7 +91,7 @@ class GroupCommit:
             return False
 
     def _wait(self, key: Hashable, entry: _Entry) -> None:
-        if entry.turn.wait(_MAX_WAIT_SECONDS):
+        if entry.turn.wait(self._max_wait_seconds):
             return
         with self._lock:
             queue = self._queues.get(key)

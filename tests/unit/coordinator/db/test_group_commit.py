@@ -11,7 +11,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import pytest
 from sqlalchemy import func, select, update
 
-from coordinator.db import group_commit as group_commit_module
 from coordinator.db.engine import Database
 from coordinator.db.federation_lock import hold_federation
 from coordinator.db.group_commit import GroupCommit
@@ -120,11 +119,8 @@ def test_concurrent_leaders_have_a_maximum(pool: ThreadPoolExecutor) -> None:
     assert group_commit._queues == {}
 
 
-def test_a_call_that_waits_too_long_is_refused(
-    pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(group_commit_module, "_MAX_WAIT_SECONDS", 0.2)
-    counter, group_commit = Counter(), GroupCommit(max_leaders=1, max_batch=2)
+def test_a_call_that_waits_too_long_is_refused(pool: ThreadPoolExecutor) -> None:
+    counter, group_commit = Counter(), GroupCommit(max_leaders=1, max_batch=2, max_wait_seconds=0.2)
     first = pool.submit(group_commit.run, "line", 1, counter.double)
     wait_until(lambda: bool(counter.batches))
     with pytest.raises(Busy):
@@ -135,9 +131,8 @@ def test_a_call_that_waits_too_long_is_refused(
     assert counter.batches == [[1], [3]]
 
 
-def test_a_running_call_does_not_time_out(pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(group_commit_module, "_MAX_WAIT_SECONDS", 0.2)
-    group_commit, numbers = GroupCommit(max_leaders=1, max_batch=2), Counter()
+def test_a_running_call_does_not_time_out(pool: ThreadPoolExecutor) -> None:
+    group_commit, numbers = GroupCommit(max_leaders=1, max_batch=2, max_wait_seconds=0.2), Counter()
 
     def slowly(batch: Sequence[int]) -> list[int]:
         numbers.batches.append([*batch])
