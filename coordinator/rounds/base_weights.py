@@ -96,8 +96,8 @@ def newest_of_each(session: Session, clients: Collection[str], round_number: int
     if not clients:
         return {}
     rows: Any = run(session, _NEWEST_OF_EACH, {"clients": [*clients], "number": round_number})
-    found = {client: ServedWeights(*served) for client, *served in rows}
-    return {client: found[client] for client in clients if client in found}
+    served_last = {client: ServedWeights(*served) for client, *served in rows}
+    return {client: served_last[client] for client in clients if client in served_last}
 
 
 def newest_reference(
