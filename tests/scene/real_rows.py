@@ -35,11 +35,11 @@ TRAIN, TESTS = 96, 24
 Row = dict[str, object]
 
 
-def _choices(stem: str) -> Callable[[int], Row]:
+def _choices(stem: str, things: str) -> Callable[[int], Row]:
     def row(number: int) -> Row:
-        texts = [f"{number + step} stones" for step in (1, 0, 2)]
+        texts = [f"{number + step} {things}" for step in (1, 0, 2)]
         return {
-            stem: f"How many stones are {number} stones",
+            stem: f"How many {things} are {number} {things}",
             "choices": {"text": texts, "label": list("ABC")},
             "answerKey": "B",
         }
@@ -67,8 +67,10 @@ def _instruction(number: int) -> Row:
 
 
 ROWS: dict[str, Callable[[int], Row]] = {
-    "openbookqa": _choices("question_stem"),
-    **{name: _choices("question") for name in ("commonsense_qa", "arc_easy", "arc_challenge")},
+    "openbookqa": _choices("question_stem", "stones"),
+    "commonsense_qa": _choices("question", "pears"),
+    "arc_easy": _choices("question", "shells"),
+    "arc_challenge": _choices("question", "ropes"),
     "boolq": lambda n: {
         "question": "is the number even",
         "passage": f"The number is {n}.",

@@ -195,7 +195,7 @@ def test_newcomer_without_budget_gets_a_remedy(started: Enrolled) -> None:
 
 def test_too_small_or_too_large_silos_are_refused(participant: Enrolled, silo: Any) -> None:
     dp = SignatureDpPlan(epsilon=2.0, releases=2)
-    with pytest.raises(TooFewRecords, match=r"12 different training examples are too few.*draws at least 64"):
+    with pytest.raises(TooFewRecords, match=r"12 different training examples are too few.*draws at least 32"):
         mechanism_for(silo.data.train, SignaturePlan(dp=dp), dp)
     loose = SignatureDpPlan(epsilon=2.0, releases=2, minimum_sample=12, delta=1e-2)
     many = [example.__class__(f"{i}{example.prompt}", "a") for i in range(9) for example in silo.data.train]
@@ -224,4 +224,4 @@ def test_signature_plan_defaults_are_resolved_and_validated() -> None:
     assert plan.signature.dp.releases == 7
     assert FederationPlan.model_validate_json(plan.model_dump_json()) == plan
     with pytest.raises(ValueError, match="probe_examples"):
-        SignaturePlan(dp=SignatureDpPlan(epsilon=1), probe_examples=63)
+        SignaturePlan(dp=SignatureDpPlan(epsilon=1), probe_examples=31)
