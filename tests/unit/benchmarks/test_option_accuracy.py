@@ -51,7 +51,7 @@ def test_a_chat_has_the_question_as_user_turn(tmp_path: Path) -> None:
 def test_a_listed_question_contains_its_options(tmp_path: Path) -> None:
     data, _ = write_folders(tmp_path)
     example = multiple_choice(data, ["arc_easy"])["arc_easy"][0]
-    listed = "\nA. 97 stones\nB. 96 stones\nC. 98 stones\nAnswer:"
+    listed = "\nA. 97 shells\nB. 96 shells\nC. 98 shells\nAnswer:"
     assert as_listed(example).prompt == example.prompt.removesuffix("\nAnswer:") + listed
     assert as_listed(example).options == example.options
 
