@@ -184,9 +184,9 @@ def measured(
     """Simulate the rounds for the silos of every draw, and average what the coordinator makes of them."""
     shares: dict[int, list[Shares]] = {number: [] for number in rounds}
     for members in draws:
-        sending = [released_sketches(base, silo, plan) for silo in members]
+        releases = [released_sketches(base, silo, plan) for silo in members]
         for number in range(1, max(rounds) + 1):
-            sketches = [next(sent) for sent in sending]
+            sketches = [next(sketches_of_silo) for sketches_of_silo in releases]
             if number in shares:
                 shares[number].append(weighed([silo.task for silo in members], sketches))
     records = draws[0][0].records

@@ -71,10 +71,10 @@ def accept_json(
     """
     message = parse(STEP_MESSAGES[address.phase], body)
     # The digest is of the bytes as sent: the same JSON in another spelling is another message.
-    sent = _SentMessage(digest_of(body), len(body), partial(_check, message=message), body=body)
+    sum_message = _SentMessage(digest_of(body), len(body), partial(_check, message=message), body=body)
     with database.write() as session:
         hold_federation(session, member.federation_id)
-        accepted = _accept(session, member, address, sent, key)
+        accepted = _accept(session, member, address, sum_message, key)
     may_crash("sum-message-committed")
     return accepted
 
@@ -114,8 +114,8 @@ def accept_masked(
             pieces = payloads.pieces(cast("BinaryIO", body.file))
             payload_id = payloads.store(session, body.digest, body.bytes, pieces)
         hold_federation(session, member.federation_id)
-        sent = _SentMessage(body.digest, body.bytes, check, body=committed, payload_id=payload_id)
-        accepted = _accept(session, member, address, sent, key)
+        sum_message = _SentMessage(body.digest, body.bytes, check, body=committed, payload_id=payload_id)
+        accepted = _accept(session, member, address, sum_message, key)
     may_crash("sum-message-committed")
     return accepted
 

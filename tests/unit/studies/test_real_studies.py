@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 from client_agent.errors import StudyUnusable
 from coordinator.strategies.opening import make
+from examples.studies import make_distil_questions
 from examples.studies.make_anchors import FILE, anchors
 from studies.methods import control_of, methods_of
 from studies.pack_cache import read_anchors
@@ -79,6 +81,11 @@ def test_the_shipped_anchors_are_those_of_the_generator() -> None:
     assert read_anchors(FILE) == anchors()
     texts = {(anchor.prompt, anchor.answer) for anchor in anchors().anchors}
     assert len(texts) > 0.9 * len(anchors().anchors)
+
+
+def test_the_shipped_questions_are_those_of_the_generator() -> None:
+    shipped = json.loads(make_distil_questions.FILE.read_text())
+    assert shipped == {"anchors": make_distil_questions.texts()}
 
 
 def _cells(name: str, folders: tuple[Path, Path]) -> list[Cell]:
