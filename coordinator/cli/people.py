@@ -11,7 +11,7 @@ from coordinator.cli.output import ago, fitting_table, print_facts, print_table,
 from schemas.command import Yes, confirm
 
 tokens = typer.Typer(help="Manage tokens of people: admins, operators, auditors.", no_args_is_help=True)
-enrolments = typer.Typer(help="Create one-time enrolment tokens for clients.", no_args_is_help=True)
+enrolments = typer.Typer(help="Create and list one-time enrolment tokens for clients.", no_args_is_help=True)
 clients = typer.Typer(help="Manage the clients of a federation.", no_args_is_help=True)
 
 Expires = Annotated[
@@ -127,6 +127,25 @@ def create_enrolment(
     coordinator = Coordinator(url, token)
     created = coordinator.post(f"{coordinator.federation(federation)}/enrolment-tokens", request)
     print_json(created) if as_json else print_facts(created)
+
+
+@enrolments.command("list")
+def list_enrolments(
+    federation: Federation, url: Url = DEFAULT_URL, token: Token = "", as_json: AsJson = False
+) -> None:
+    """List the enrolment tokens of a federation that may still be used, without their secrets."""
+    coordinator = Coordinator(url, token)
+    unused_tokens = list(coordinator.pages(f"{coordinator.federation(federation)}/enrolment-tokens"))
+    if as_json:
+        print_json(unused_tokens)
+        return
+    print_table(
+        ["id", "client", "organisation", "created", "expires"],
+        [
+            (t["id"], t["client_name"], t["organisation"], ago(t["created_at"]), t["expires_at"])
+            for t in unused_tokens
+        ],
+    )
 
 
 @clients.command("list")

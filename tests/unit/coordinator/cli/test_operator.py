@@ -41,6 +41,9 @@ def test_operator_commands_run_a_whole_federation(tessera: Operator) -> None:
     assert created["plan"]["strategy"]["options"]["temperature"] == 0.4
     token = tessera.json("enrolment", "create", federation_id, "hospital-a", "--organisation", "A")["token"]
     assert token.startswith("tsr1_")
+    (unused,) = tessera.json("enrolment", "list", federation_id)
+    assert (unused["client_name"], unused["organisation"]) == ("hospital-a", "A")
+    assert "hospital-a" in tessera("enrolment", "list", federation_id)
     shapes = {role: [64, 64] for role in created["plan"]["adapter"]["roles"]}
     silo = tessera.served.enrol(federation_id, "hospital-b", shapes=shapes)
     assert federation_id in tessera("federation", "list")
