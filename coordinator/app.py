@@ -75,10 +75,13 @@ UPDATES_PER_COMMIT = 16
 BYTES_PER_COMMIT = 32 * 2**20
 """Largest size of the updates in one transaction that has more than one."""
 
+UPDATE_WAIT_SECONDS = 20.0
+"""Longest wait of an update for its transaction: it was received and decoded, and would be sent once more."""
+
 # Separate threads: most wait for a commit of their updates, and must not block other requests.
 _DELIVERERS = 24
 
-# Of polls, which only read: other requests may all wait for the write lock.
+# Of polls and the readiness probe, which only read: other requests may all wait for the write lock.
 _POLLERS = 16
 
 # Routers are matched in order, so the most frequent come first.
@@ -145,7 +148,10 @@ def create_app(settings: Settings, *, traces: TracerProvider | None = None) -> F
     app.state.reads = ReadNonces()
     app.state.locks = KeyedLock()
     app.state.group_commit = GroupCommit(
-        max_leaders=COMMITTERS, max_batch=UPDATES_PER_COMMIT, max_bytes=BYTES_PER_COMMIT
+        max_leaders=COMMITTERS,
+        max_batch=UPDATES_PER_COMMIT,
+        max_bytes=BYTES_PER_COMMIT,
+        max_wait_seconds=UPDATE_WAIT_SECONDS,
     )
     app.state.deliverers = anyio.CapacityLimiter(_DELIVERERS)
     app.state.pollers = anyio.CapacityLimiter(_POLLERS)

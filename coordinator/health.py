@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Annotated
 
+from anyio import to_thread
 from fastapi import APIRouter, Depends, Query, Request
 from starlette.responses import PlainTextResponse, Response
 
@@ -41,14 +42,15 @@ async def is_alive() -> str:
 
 
 @router.get("/readyz", response_class=PlainTextResponse, responses=answers(Unavailable))
-def is_ready(database: TheDatabase, mover: _TheMover) -> str:
+async def is_ready(request: Request, database: TheDatabase, mover: _TheMover) -> str:
     """Return ready if the database answers and its migrations are current.
 
     A second line reports a payload store that does not answer or that another database claims. It makes no
     replica unready: all of them would be at once, while open rounds need only the database.
     """
-    if not migrate.is_current(database):
-        raise Unavailable(migrate.outdated(database))
+    pollers = request.app.state.pollers
+    if not await to_thread.run_sync(migrate.is_current, database, limiter=pollers):
+        raise Unavailable(await to_thread.run_sync(migrate.outdated, database, limiter=pollers))
     # What the last pass found: a probe must not wait for the store.
     fault = None if mover is None else mover.fault
     return "ready\n" if fault is None else f"ready\n{fault}\n"

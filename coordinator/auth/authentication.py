@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -84,10 +83,15 @@ def authenticated(request: Request, *, anywhere: bool = False) -> Person | Membe
 
     Raises:
         Forbidden: the person has no role in the federation of the path, or the path is of none.
+        RateLimited: too many invalid tokens from this address within the last minute.
         CredentialInvalid, Refusal: as `identify`.
     """
-    with auth_connection(request) as connection:
-        caller = identify(request, connection)
+    try:
+        with database_of(request).autocommit() as connection:
+            caller = identify(request, connection)
+    except CredentialInvalid:
+        count_invalid_token(request)
+        raise
     scope = caller.federations if isinstance(caller, Person) and not anywhere else None
     if scope is not None and request.path_params.get("fid") not in scope:
         raise Forbidden(needs="auditor")
@@ -95,22 +99,16 @@ def authenticated(request: Request, *, anywhere: bool = False) -> Person | Membe
     return caller
 
 
-@contextmanager
-def auth_connection(request: Request) -> Iterator[Connection]:
-    """Yield a connection for `identify`, and count invalid bearer tokens by address.
+def count_invalid_token(request: Request) -> None:
+    """Count an invalid bearer token by the address of the request, in a transaction.
 
     Raises:
         RateLimited: too many invalid tokens from this address within the last minute.
     """
-    try:
-        with database_of(request).autocommit() as connection:
-            yield connection
-    except CredentialInvalid:
-        address = request.client.host if request.client is not None else ""
-        failure_limit.count_bearer_failure(
-            database_of(request), address, settings_of(request).failed_tokens_per_minute
-        )
-        raise
+    address = request.client.host if request.client is not None else ""
+    failure_limit.count_bearer_failure(
+        database_of(request), address, settings_of(request).failed_tokens_per_minute
+    )
 
 
 def identify(request: Request, connection: Connection) -> Person | Member:

@@ -14,7 +14,6 @@ from functools import partial
 from operator import itemgetter
 
 from sqlalchemy import bindparam, func, select
-from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
 from coordinator.auth.http_signatures import check_timely
@@ -67,35 +66,31 @@ def use(database: Database, key: str, signed: SignedRequest) -> None:
         TooManySigned: the key has reached its limit.
         Busy: too many writes wait for the database.
     """
-    error = database.small_commits.run("nonces", _Use(key, signed), partial(_use_all, database))
-    if error is not None:
-        raise error
+    refusal = database.small_commits.run("nonces", _Use(key, signed), partial(_use_all, database))
+    if refusal is not None:
+        raise refusal
 
 
-def _use_all(database: Database, uses: Sequence[_Use]) -> list[Exception | None]:
-    """Store nonces; return an error for each that is not stored."""
-    try:
-        with database.write() as session:
-            now = database_time(session)
-            keys = sorted({use.key for use in uses})
-            counts = run(session, _OF_KEYS, {"keys": keys, "since": now - _LIFE})
-            stored = Counter({key: count for key, count in counts})
-            refusals = [_refusal(session, use, now, stored) for use in uses]
-            rows = [
-                {"public_key": use.key, "nonce": use.signed.nonce, "used_at": now}
-                for use, refusal in zip(uses, refusals, strict=True)
-                if refusal is None
-            ]
-            # In one order: two transactions that store the same nonces would deadlock otherwise.
-            rows.sort(key=itemgetter("public_key", "nonce"))
-            inserted = insert_all_new(session, UsedNonceRow, rows)
-            return [
-                refusal or (None if _is_new(use, inserted) else RequestReplayed())
-                for use, refusal in zip(uses, refusals, strict=True)
-            ]
-    except SQLAlchemyError as error:
-        # Returned for all, so that none is tried again: if its commit succeeded, it would be a replay.
-        return [error] * len(uses)
+def _use_all(database: Database, uses: Sequence[_Use]) -> list[Refusal | None]:
+    """Store nonces; return a refusal for each that is not stored."""
+    with database.write() as session:
+        now = database_time(session)
+        keys = sorted({use.key for use in uses})
+        counts = run(session, _OF_KEYS, {"keys": keys, "since": now - _LIFE})
+        stored = Counter({key: count for key, count in counts})
+        refusals = [_refusal(session, use, now, stored) for use in uses]
+        rows = [
+            {"public_key": use.key, "nonce": use.signed.nonce, "used_at": now}
+            for use, refusal in zip(uses, refusals, strict=True)
+            if refusal is None
+        ]
+        # In one order: two transactions that store the same nonces would deadlock otherwise.
+        rows.sort(key=itemgetter("public_key", "nonce"))
+        inserted = insert_all_new(session, UsedNonceRow, rows)
+        return [
+            refusal or (None if _is_new(use, inserted) else RequestReplayed())
+            for use, refusal in zip(uses, refusals, strict=True)
+        ]
 
 
 def _refusal(session: Session, use: _Use, now: datetime, stored: Counter[str]) -> Refusal | None:

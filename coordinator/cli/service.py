@@ -63,8 +63,8 @@ def backup(
 ) -> None:
     """Copy the SQLite database at TESSERA_DATABASE_URL while it is in use.
 
-    Agents whose writes wait longer than ten seconds get status 503, and retry. The copy does not contain the
-    signing key: back up TESSERA_SIGNING_KEY, or the key file beside the database, separately.
+    Agents whose writes wait for more than 10 to 30 seconds get status 503, and retry. The copy does not
+    contain the signing key: back up TESSERA_SIGNING_KEY, or the key file beside the database, separately.
     """
     from rich.console import Console
     from rich.progress import Progress

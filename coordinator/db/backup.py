@@ -19,8 +19,8 @@ _BUSY_SECONDS = 60.0
 def copy(database: Database, target: Path, *, progress: Callable[[int, int], None]) -> None:
     """Write one consistent state of the database to a new file, and sync it to disk.
 
-    Writers wait meanwhile; after ten seconds they get a 503. `progress` is called with the copied and total
-    pages.
+    Writers wait meanwhile; after 10 to 30 seconds they get a 503. `progress` is called with the copied and
+    total pages.
 
     Raises:
         SettingsUnusable: the database is not SQLite, does not exist or is damaged, or the file exists.

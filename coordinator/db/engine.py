@@ -47,9 +47,12 @@ Values = Mapping[str, object] | Sequence[Mapping[str, object]] | None
 SMALL_WRITES_PER_COMMIT = 32
 """Largest number of small writes, such as nonces, in one transaction."""
 
-# As long as for a connection: a request that is refused before its body is read loses its connection.
-_SMALL_WAIT_SECONDS = 30.0
+# A request that is refused before its body is read loses its connection, so waiting is better. But a nonce
+# and a join, each with its wait for the lock, have to end before the agent's timeout of 60 s.
+_SMALL_WAIT_SECONDS = 15.0
 _TRUSTED_SECONDS = 1.0
+# Forty together, as PostgreSQL allows a hundred by default; more readers than polls have threads.
+_POSTGRES_CONNECTIONS = {"writing": 16, "reading": 24}
 _LAST_USE = "last use"
 _UNSAFE = text(
     "SELECT name FROM pg_settings WHERE setting = 'off'"
@@ -93,12 +96,12 @@ class Database:
         self._writing = self._engine("writing")
         self._begins_explicitly = self.is_sqlite  # the driver does not begin transactions itself
         # SQLite: BEGIN IMMEDIATE would make readers queue behind writers, so they have a separate engine.
-        # PostgreSQL: the same connections, where all statements of a transaction see one state.
-        if self.is_sqlite:
-            self._autocommit = self._reading = self._engine("reading")
-        else:
-            self._autocommit = self._writing.execution_options(isolation_level="AUTOCOMMIT")
-            self._reading = self._writing.execution_options(
+        # PostgreSQL: a pool of their own, since writers that wait for a lock keep their connections.
+        self._autocommit = self._reading = reading = self._engine("reading")
+        if not self.is_sqlite:
+            self._autocommit = reading.execution_options(isolation_level="AUTOCOMMIT")
+            # All statements of a transaction see one state.
+            self._reading = reading.execution_options(
                 isolation_level="REPEATABLE READ", postgresql_readonly=True
             )
 
@@ -179,9 +182,9 @@ class Database:
         if not self.is_sqlite:
             engine = create_engine(
                 self.url,
-                # A connection for each thread of the server, and kept: PostgreSQL starts a process for each,
-                # which costs more than a poll, so that opening them anew in a burst makes the burst last.
-                pool_size=40,
+                # Kept: PostgreSQL starts a process for each connection, which costs more than a poll, so that
+                # opening them anew in a burst makes the burst last.
+                pool_size=_POSTGRES_CONNECTIONS[use],
                 max_overflow=0,
                 hide_parameters=True,  # errors are logged, and parameters include signatures
                 connect_args={

@@ -11,23 +11,28 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
 
+from sqlalchemy.exc import InterfaceError, OperationalError
+from sqlalchemy.exc import TimeoutError as PoolExhausted
+
 from coordinator.errors import Busy
 from coordinator.observability.logs import logger
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
+_DATABASE_FAILED = (OperationalError, InterfaceError, PoolExhausted)
 log = logger(__name__)
 
 
 @dataclass(slots=True, eq=False)
 class _Entry:
-    """A queued item. `turn` is set once it has a result, must run alone, or its thread must lead a batch."""
+    """A queued item. `turn` is set once it is done, must run alone, or its thread must lead a batch."""
 
     item: Any
     size: int = 0
     turn: threading.Event = field(default_factory=lambda: threading.Event())
     result: Any = None
+    error: Exception | None = None
     is_done: bool = False
     is_alone: bool = False
 
@@ -41,16 +46,17 @@ class _Queue:
 class GroupCommit:
     """Queues of threads, by key. Some threads of a queue lead: each runs a batch, then hands over.
 
-    A batch that fails is run again item by item, so no thread receives the error of another item.
+    A batch that fails is run again item by item, so no thread receives the error of another item. A failure
+    of the database is the error of every item.
 
     Args:
         max_batch: the largest number of items of a batch.
-        max_bytes: the largest size of a batch that has more than one item.
+        max_bytes: the largest size of a batch that has more than one item; None = no limit.
         max_wait_seconds: how long an item waits for a batch.
     """
 
     def __init__(
-        self, *, max_leaders: int, max_batch: int, max_bytes: int = 0, max_wait_seconds: float = 5.0
+        self, *, max_leaders: int, max_batch: int, max_bytes: int | None = None, max_wait_seconds: float = 5.0
     ) -> None:
         self._max_leaders = max_leaders
         self._max_wait_seconds = max_wait_seconds
@@ -70,7 +76,7 @@ class GroupCommit:
 
         Raises:
             Busy: no batch took the item within some seconds.
-            Exception: what `call` raises for this item alone.
+            Exception: what `call` raises for this item alone, or a failure of the database.
         """
         entry = _Entry(item, size)
         if not self._enter(key, entry):
@@ -79,6 +85,8 @@ class GroupCommit:
             self._serve(key, entry, call)
         if entry.is_alone:
             (entry.result,) = call([item])
+        if entry.error is not None:
+            raise entry.error
         return cast("Result", entry.result)
 
     def _enter(self, key: Hashable, entry: _Entry) -> bool:
@@ -107,6 +115,11 @@ class GroupCommit:
             results = call([entry.item for entry in batch])
             for entry, result in zip(batch, results, strict=True):
                 entry.result, entry.is_done = result, True
+        except _DATABASE_FAILED as error:
+            # Nothing is tried again: each item would wait for the same lock, and a commit whose answer was
+            # lost may have succeeded.
+            for entry in batch:
+                entry.error, entry.is_done = error, True
         except Exception as error:
             # Another item may be at fault: each is run alone, and gets its own error.
             if len(batch) == 1:
@@ -123,7 +136,7 @@ class GroupCommit:
         """Take the waiting items that fit into a batch, which has one of this size."""
         for _ in range(min(len(waiting), self._max_batch - 1)):
             size += waiting[0].size
-            if size > self._max_bytes:
+            if self._max_bytes is not None and size > self._max_bytes:
                 return
             yield waiting.popleft()
 

@@ -134,9 +134,9 @@ class _WritingSqlite(SQLiteDialect_pysqlite):
 
     supports_statement_cache = True
 
-    def __init__(self, turns: Turns | None = None, **options: Any) -> None:
+    def __init__(self, turns: Turns, **options: Any) -> None:
         super().__init__(**options)
-        self._turns = turns or Turns()
+        self._turns = turns
         self._write_lock = Lock()
         self._writer: object = None
 

@@ -7,7 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Request, Response
 
 from coordinator.auth import sign_outs
-from coordinator.auth.authentication import auth_connection
+from coordinator.auth.authentication import count_invalid_token
 from coordinator.auth.oidc import SCOPE, IdentityProvider
 from coordinator.auth.permissions import AsPersonAnywhere
 from coordinator.auth.provider_requests import ProviderDown
@@ -73,7 +73,7 @@ def sign_in(
     """Exchange an authorization code for the person's ID token; refusals count by address."""
     # The response is a credential.
     response.headers["Cache-Control"] = "no-store"
-    with auth_connection(caller):
+    try:
         token = provider.redeem(
             request.code, verifier=request.code_verifier, redirect_uri=request.redirect_uri
         )
@@ -81,6 +81,9 @@ def sign_in(
         # The nonce binds the token to this sign-in (OpenID Connect Core, section 3.1.3.7).
         if person.nonce != request.nonce:
             raise CredentialInvalid
+    except CredentialInvalid:
+        count_invalid_token(caller)
+        raise
     return SignedInPerson(
         token=token,
         expires_at=person.expires_at,

@@ -130,9 +130,11 @@ def _join_all(database: Database, key: ServerKey, joins: Sequence[_PreparedJoin]
     with database.write() as session:
         # Payloads before the federation's lock, in the same order as a delivery, and not under the lock.
         stored = {place: _stored(session, joins[place]) for place in places}
-        outcomes = [_join(session, prepared, stored[place], key) for place, prepared in enumerate(joins)]
+        # In the order of clients, as in `mark_arrived`: concurrent commits would deadlock otherwise.
+        by_client = sorted(places, key=lambda place: joins[place].member.client_id)
+        outcomes = {place: _join(session, joins[place], stored[place], key) for place in by_client}
         may_crash("join-written")
-        return outcomes
+        return [outcomes[place] for place in range(len(joins))]
 
 
 def _earlier_answer(context: JoinContext) -> Joined | None:

@@ -9,11 +9,12 @@ from typing import Annotated, Any
 from anyio import to_thread
 from fastapi import APIRouter, Depends, Header, Request, Response
 
-from coordinator.auth.authentication import Member, auth_connection, identify, record_seen, still_member
+from coordinator.auth.authentication import Member, count_invalid_token, identify, record_seen, still_member
 from coordinator.auth.permissions import IDENTIFIED, AsMember, AsReader, member_of, read_once
 from coordinator.db.federation_lock import hold_federation
 from coordinator.errors import (
     AuthMissing,
+    CredentialInvalid,
     Forbidden,
     Invalid,
     JsonMalformed,
@@ -91,9 +92,14 @@ async def current_round(
     notifications = long_polls.notifications
     pollers = request.app.state.pollers
     async with answered_in_turn(request):
-        member, brief = await to_thread.run_sync(
-            _authenticate_and_fetch, request, federation_id, wait > 0, limiter=pollers
-        )
+        try:
+            member, brief = await to_thread.run_sync(
+                _authenticate_and_fetch, request, federation_id, wait > 0, limiter=pollers
+            )
+        except CredentialInvalid:
+            # Counting writes: threads of polls that waited for the write lock would stop all polls.
+            await to_thread.run_sync(count_invalid_token, request)
+            raise
     while isinstance(brief, FederationProgress):
         remaining = deadline - time.monotonic()
         outcome = await long_polls.wait_for_change(member, brief, notifications, remaining)
@@ -183,7 +189,7 @@ def _authenticate_and_fetch(
     request: Request, federation_id: str, waits: bool
 ) -> tuple[Member, RoundBrief | FinishedBrief | FederationProgress | None]:
     """Authenticate a client and return its brief, or the progress to compare if it has to wait."""
-    with auth_connection(request) as connection:
+    with database_of(request).autocommit() as connection:
         member = member_of(federation_id, identify(request, connection))
         read_once(request, member)  # before the rate limit, which a replayed poll must not use up
         poll_rate_of(request).take(member.client_id)

@@ -146,18 +146,18 @@ def _checked_counts(
 
 
 def _accept(
-    session: Session, member: Member, address: StepAddress, sent: _SentMessage, key: ServerKey
+    session: Session, member: Member, address: StepAddress, sum_message: _SentMessage, key: ServerKey
 ) -> StepOutcome:
     still_member(session, member)
     place, phase = find_place(session, member, address), address.phase
     stored = store.message(session, place.session.id, place.position, phase)
     if stored is not None:
-        if stored.digest != sent.digest:
+        if stored.digest != sum_message.digest:
             raise UploadConflict(accepted=stored.digest)
         return StepOutcome(_receipt(address, stored), is_new=False)
     _require_due(place, phase)
     try:
-        sent.check(session, place)
+        sum_message.check(session, place)
     except MessageRefused as refused:
         raise NOT_ACCEPTABLE[phase](refused.reason) from refused
     now = database_time(session)
@@ -166,19 +166,19 @@ def _accept(
         place.session.id,
         place.position,
         phase,
-        sent.digest,
+        sum_message.digest,
         now,
-        body=sent.body,
-        payload_id=sent.payload_id,
+        body=sum_message.body,
+        payload_id=sum_message.payload_id,
     )
     # From two opened sums of one round one could compute the updates of members that are in only one of
     # them, so that nobody sends shares twice.
     if phase == "unmask":
         store.mark_spent(session, place.session.id, place.position)
-    participations.count_upload(session, place.round.id, member.client_id, sent.size)
+    participations.count_upload(session, place.round.id, member.client_id, sum_message.size)
     has_moved = sessions.advance(session, place.round, place.session, now, key)
     may_crash("sum-message-written")
-    receipt = _receipt(address, store.StoredMessage(sent.digest, now))
+    receipt = _receipt(address, store.StoredMessage(sum_message.digest, now))
     return StepOutcome(receipt, is_new=True, has_moved=has_moved)
 
 

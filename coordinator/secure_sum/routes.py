@@ -255,7 +255,9 @@ async def _poll(
     outcome: WaitOutcome = "released"
     while True:
         notifications = long_polls.notifications
-        progress, fetched = await to_thread.run_sync(partial(_fetch, request, member, fetch))
+        progress, fetched = await to_thread.run_sync(
+            partial(_fetch, request, member, fetch), limiter=request.app.state.pollers
+        )
         if fetched is not None:
             return fetched
         remaining = deadline - time.monotonic()

@@ -10,6 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 from sqlalchemy import func, select, update
+from sqlalchemy.exc import OperationalError
 
 from coordinator.db.engine import Database
 from coordinator.db.federation_lock import hold_federation
@@ -98,6 +99,28 @@ def test_a_failed_batch_is_repeated_call_by_call(pool: ThreadPoolExecutor) -> No
     with pytest.raises(ArithmeticError, match="one of 1"):
         later[2].result(20)
     assert sorted(map(len, counter.batches)) == [1, 1, 1, 1, 1, 4]
+
+
+def test_failures_of_the_database_are_never_repeated(pool: ThreadPoolExecutor) -> None:
+    batches: list[int] = []
+    may_go_on = threading.Event()
+
+    def fail(numbers: Sequence[int]) -> list[int]:
+        batches.append(len(numbers))
+        assert may_go_on.wait(20)
+        raise OperationalError(None, None, ArithmeticError("the answer of the commit was lost"))
+
+    group_commit = GroupCommit(max_leaders=1, max_batch=16)
+    first = pool.submit(group_commit.run, "line", 0, fail)
+    wait_until(lambda: bool(batches))
+    later = [pool.submit(group_commit.run, "line", number, fail) for number in range(1, 4)]
+    wait_until(lambda: len(group_commit._queues["line"].waiting) == 3)
+    may_go_on.set()
+    for answer in (first, *later):
+        with pytest.raises(OperationalError):
+            answer.result(20)
+    assert batches == [1, 3]
+    assert group_commit._queues == {}
 
 
 def test_a_failed_single_call_frees_the_queue(pool: ThreadPoolExecutor) -> None:

@@ -188,6 +188,23 @@ def test_polls_do_not_wait_for_threads_that_write(serve: Serve, fresh_database: 
 
 
 @pytest.mark.slow
+def test_invalid_tokens_take_no_threads_of_polls(serve: Serve, fresh_database: Callable[[str], str]) -> None:
+    served = serve(fresh_database("sqlite"))
+    silo = served.enrol(served.federation(**plan()), "a")
+    path = f"/v1/federations/{silo.federation_id}/rounds/current"
+    invalid = {"Authorization": "Bearer tsr_cl_invalid"}
+    with ThreadPoolExecutor(20) as pool:
+        with held_write_lock(served):
+            # Each is counted by its address, in a transaction.
+            refusals = [pool.submit(httpx.get, f"{served.url}{path}", headers=invalid) for _ in range(20)]
+            time.sleep(0.5)
+            began = time.monotonic()
+            assert silo.http.get(path).status_code == 204
+            assert time.monotonic() - began < 5
+        assert {refusal.result().status_code for refusal in refusals} == {401}
+
+
+@pytest.mark.slow
 def test_long_polls_hold_no_thread_or_connection(serve: Serve, fresh_database: Callable[[str], str]) -> None:
     served = serve(fresh_database("sqlite"))
     federation_id = served.federation(**plan(rounds={"min_clients": 60}))
