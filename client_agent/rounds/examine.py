@@ -13,7 +13,7 @@ from client_agent.model.quantization import precision_of
 from client_agent.model.tokens import TokenizedText, digest_of_texts
 from client_agent.storage.final_scores import StartScores, TaskScores
 from client_agent.training.data import MIN_VALIDATION
-from client_agent.training.evaluate import evaluate, mean_loss
+from client_agent.training.evaluate import Evaluation, evaluate, teacher_forced
 from client_agent.training.metrics import COMPARISON, GENERATED_METRICS
 from client_agent.training.silo import Silo
 from client_agent.training.text_losses import TextLoss
@@ -46,6 +46,7 @@ class Exam:
         validation: None with fewer than 16 validation examples.
         tasks: the scores of each task; they stay in the silo.
         texts: the losses of each test text; they stay in the silo, too.
+        validation_texts: the losses of each validation text; empty with fewer than 16 examples.
     """
 
     fingerprint: str
@@ -53,6 +54,7 @@ class Exam:
     validation: float | None
     tasks: TaskScores = field(default_factory=dict)
     texts: Sequence[TextLoss] = field(default=(), compare=False)
+    validation_texts: Sequence[TextLoss] = field(default=(), compare=False)
 
 
 class Examiner:
@@ -74,7 +76,9 @@ class Examiner:
         test_texts = encode_some(silo.base, self._test, plan.examples, max_length)
         self.test_digest = digest_of_texts(test_texts)
         """The digest of the tokens of the test texts, by which a later round pairs their losses."""
-        facts += [self.test_digest, digest_of_texts(self._validation_texts())]
+        self.validation_digest = digest_of_texts(self._validation_texts())
+        """The same of the validation texts."""
+        facts += [self.test_digest, self.validation_digest]
         self._facts = "\n".join(facts).encode()
 
     def examine(self, adapter: Adapter, earlier: Iterable[Exam] = (), *, is_end: bool = True) -> Exam:
@@ -93,7 +97,15 @@ class Examiner:
                 return exam
         evaluation = evaluate(self._silo.base, self._test, plan, max_length=self._max_length)
         tasks = {task: dict(scores) for task, scores in evaluation.tasks.items()}
-        return Exam(fingerprint, evaluation.scores(), self.validation_loss(), tasks, evaluation.texts)
+        validation = self.validation()
+        return Exam(
+            fingerprint,
+            evaluation.scores(),
+            validation.loss if validation is not None else None,
+            tasks,
+            evaluation.texts,
+            validation.texts if validation is not None else (),
+        )
 
     def examine_served(self, adapter: Adapter, earlier: Iterable[Exam] | None) -> Exam:
         """Score the state before the local steps; `earlier` is None if the silo begins with it."""
@@ -122,11 +134,11 @@ class Examiner:
         store.write(scores)
         return exam
 
-    def validation_loss(self) -> float | None:
-        """Return the loss on the validation examples; None if they are too few to decide anything."""
+    def validation(self) -> Evaluation | None:
+        """Return the losses on the validation examples; None if they are too few to decide anything."""
         if len(self._validation) < MIN_VALIDATION:
             return None
-        return mean_loss(self._silo.base, self._validation_texts())
+        return teacher_forced(self._silo.base, self._validation_texts())
 
     def _validation_texts(self) -> tuple[TokenizedText, ...]:
         most = max(self._plan.examples, MIN_VALIDATION)

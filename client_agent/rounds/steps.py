@@ -162,6 +162,7 @@ def _train(work: Work) -> bytes:
             parts=opened.parts,
             work=work,
             is_federated=True,
+            declines=opened.strategy.declines,
             surroundings=form.surroundings(work.folder),
             restarts=opened.strategy.options.restarts,
             private=private_steps(work, adapter),

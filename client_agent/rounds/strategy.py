@@ -42,6 +42,11 @@ class AgentStrategy:
         """The form in which the weights of the strategy are read."""
         return ServedForm(mixed_ranks=self.options.mixed_ranks)
 
+    @property
+    def declines(self) -> bool:
+        """Whether a client trains on from its own state where the served one is worse on its examples."""
+        return False
+
     def trains(self, tensor: str) -> bool:
         """Whether a tensor is trained; the others keep their values from the plan's seed."""
         return True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -29,6 +30,8 @@ from client_agent.training.trainer_task import train_by
 from schemas.messages.federations import AdapterPlan, ScoresPlan, TrainingPlan
 from schemas.messages.scores import Scores
 
+log = logging.getLogger(__name__)
+
 
 @dataclass
 class LocalTraining:
@@ -42,6 +45,8 @@ class LocalTraining:
         parts: the features of the round.
         work: the round of a federation; None = the silo trains alone.
         is_federated: whether peers have made `start`.
+        declines: whether the steps continue from what the client trained before, where the served weights are
+            worse on its validation examples.
         surroundings: the digest of what acts in the model beside the adapter: base delta, global branch.
         restarts: whether the optimiser starts anew.
         private: how the steps are made differentially private; None = they are not.
@@ -61,6 +66,7 @@ class LocalTraining:
     parts: Sequence[Part] = ()
     work: OpenedRound | None = None
     is_federated: bool = False
+    declines: bool = False
     surroundings: str = ""
     restarts: bool = False
     private: PrivateSteps | None = None
@@ -110,8 +116,6 @@ def train_locally(training: LocalTraining) -> TrainingResult:
     if earlier is not None:
         adapter.load_private(earlier.private)
     effects = [part.begin(training) for part in training.parts]
-    # After the start is loaded, to which the term refers.
-    own_term = adapter.penalty(silo.data.train, plan.max_length, training.round_number)
     examiner = Examiner(silo, training.scores, plan.max_length, training.surroundings)
     served = examiner.examine_served(adapter, _examined(earlier) if earlier is not None else None)
     # Silos of 13 examples trained a better adapter than they were served in all of 16 second rounds, and
@@ -120,6 +124,13 @@ def train_locally(training: LocalTraining) -> TrainingResult:
     fallback: Side = "served" if is_latecomer else "trained"
     # A copy of what was scored: a part may have changed what was served.
     before = adapter.state(), adapter.private_state()
+    # The choice would reveal validation examples, for which private steps do not account.
+    is_declined = training.declines and training.private is None and _is_worse(examiner, served, training)
+    if is_declined and earlier is not None:
+        adapter.load(earlier.adapter)
+        adapter.load_private(earlier.private)
+    # After the start is loaded, to which the term refers.
+    own_term = adapter.penalty(silo.data.train, plan.max_length, training.round_number)
     steps = RoundSteps(
         adapter,
         LocalSteps(plan, training.round_number, training.total_rounds, training.report),
@@ -149,9 +160,32 @@ def train_locally(training: LocalTraining) -> TrainingResult:
             trained,
             fallback,
             earlier if training.is_federated else None,
-            examiner.test_digest,
+            examiner,
+            began="trained" if is_declined else "served",
         ),
     )
+
+
+def _is_worse(examiner: Examiner, served: Exam, training: LocalTraining) -> bool:
+    """Whether the served weights are worse than the client's own of the round before, beyond the noise.
+
+    That is two standard errors of the losses of its validation examples, paired by text.
+    """
+    earlier = training.earlier
+    if earlier is None or earlier.validation_digest != examiner.validation_digest:
+        return False
+    change = change_of_loss(served.validation_texts, earlier.validation_texts.get("trained", ()))
+    if change is None or change.verdict != "worse":
+        return False
+    log.info(
+        "round %d: training continues from this client's own state: the served one is worse by %.3f ± %.3f "
+        "on %d validation examples",
+        training.round_number,
+        change.value,
+        change.error,
+        change.count,
+    )
+    return True
 
 
 def total_penalty(terms: Sequence[Penalty | None]) -> Penalty | None:
@@ -169,10 +203,18 @@ class _Results(TypedDict):
     tasks: dict[str, TaskScores]
     texts: dict[str, Sequence[TextLoss]]
     test_digest: str
+    validation_texts: dict[str, Sequence[TextLoss]]
+    validation_digest: str
 
 
 def _results(
-    served: Exam, trained: Exam, fallback: Side, before: TrainingResult | None, test_digest: str
+    served: Exam,
+    trained: Exam,
+    fallback: Side,
+    before: TrainingResult | None,
+    examiner: Examiner,
+    *,
+    began: Side,
 ) -> _Results:
     """Return scores, validation losses, fingerprints, and scores by task and text of a round.
 
@@ -180,18 +222,24 @@ def _results(
     """
     mixing = None
     # Losses are paired text by text; new test data would compare different texts.
-    if before is not None and before.test_digest == test_digest:
+    if before is not None and before.test_digest == examiner.test_digest:
         mixing = change_of_loss(served.texts, before.texts.get("trained", ()))
     exams: Mapping[Side, Exam] = {"served": served, "trained": trained}
     better = better_of(served, trained, fallback=fallback)
     losses = {side: exam.validation for side, exam in exams.items()}
     return {
-        "scores": Scores(served=served.scores, trained=trained.scores, kept=better, mixing=mixing),
+        "scores": Scores(
+            served=served.scores, trained=trained.scores, kept=better, mixing=mixing, began=began
+        ),
         "validation": {side: loss for side, loss in losses.items() if loss is not None},
         "fingerprints": {side: exam.fingerprint for side, exam in exams.items()},
         "tasks": {side: exam.tasks for side, exam in exams.items() if exam.tasks},
         "texts": {side: exam.texts for side, exam in exams.items() if exam.texts},
-        "test_digest": test_digest,
+        "test_digest": examiner.test_digest,
+        "validation_texts": {
+            side: exam.validation_texts for side, exam in exams.items() if exam.validation_texts
+        },
+        "validation_digest": examiner.validation_digest,
     }
 
 
@@ -256,6 +304,7 @@ def _examined(earlier: TrainingResult) -> list[Exam]:
             earlier.validation.get(name),
             earlier.tasks.get(name, {}),
             texts=earlier.texts.get(name, ()),
+            validation_texts=earlier.validation_texts.get(name, ()),
         )
         for name, scores in (("trained", earlier.scores.trained), ("served", earlier.scores.served))
     ]

@@ -45,6 +45,8 @@ class TrainingResult:
         tasks: the scores of each task of `served` and `trained`; empty for data of no named tasks.
         texts: the losses of each test text of `served` and `trained`.
         test_digest: the digest of these texts; losses of equal ones are paired.
+        validation_texts: the losses of each validation text of both; empty below 16 examples.
+        validation_digest: the digest of these texts.
     """
 
     adapter: Arrays
@@ -60,6 +62,8 @@ class TrainingResult:
     tasks: dict[str, TaskScores] = field(default_factory=dict)
     texts: dict[str, Sequence[TextLoss]] = field(default_factory=dict)
     test_digest: str = ""
+    validation_texts: dict[str, Sequence[TextLoss]] = field(default_factory=dict)
+    validation_digest: str = ""
 
     def to_bytes(self) -> bytes:
         tensors = {
@@ -75,6 +79,8 @@ class TrainingResult:
             "tasks": _TASKS.dump_json(self.tasks).decode(),
             "texts": json.dumps(self.texts),
             "test_digest": self.test_digest,
+            "validation_texts": json.dumps(self.validation_texts),
+            "validation_digest": self.validation_digest,
         }
         # Metadata in order, since digests of this file must not depend on chance.
         return save_tensors(tensors, metadata)
@@ -96,6 +102,9 @@ class TrainingResult:
             tasks=_TASKS.validate_json(metadata["tasks"]),
             texts=_TEXTS.validate_json(metadata["texts"]),
             test_digest=metadata["test_digest"],
+            # Results of release 0.2.0 have none.
+            validation_texts=_TEXTS.validate_json(metadata.get("validation_texts", "{}")),
+            validation_digest=metadata.get("validation_digest", ""),
         )
 
     def of(self, side: Side) -> tuple[Arrays, Arrays]:

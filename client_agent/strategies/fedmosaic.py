@@ -34,7 +34,7 @@ class GlobalBranch(ServedForm):
 
 @dataclass(frozen=True, slots=True)
 class Strategy(AgentStrategy):
-    """A client starts from the served adapter, or, with a gate, from its own once it has one."""
+    """A client starts from the served adapter if it is not worse than its own; with a gate, from its own."""
 
     options: FedMosaicOptions
 
@@ -45,6 +45,10 @@ class Strategy(AgentStrategy):
     @property
     def parts(self) -> tuple[Part, ...]:
         return (Distillation(self.options.distil),) if self.options.distil is not None else ()
+
+    @property
+    def declines(self) -> bool:
+        return self.options.start_from == "better" and not self.options.gated
 
     def start(self, local: State | None, served: State, *, newcomer: bool) -> State:
         """L <- G with `replace` and for a newcomer; else L."""

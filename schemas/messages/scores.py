@@ -86,6 +86,13 @@ class Scores(Strict):
     effect of the other clients' updates. Null in a client's first round.
     """
 
+    began: Annotated[Literal["served", "trained"], Field(exclude_if=lambda began: began == "served")] = (
+        "served"
+    )
+    """The model from which the local steps of the round began: the served one, or the one that the client had
+    trained in its round before, as the served one was worse on its validation examples.
+    """
+
     @model_validator(mode="after")
     def _sets_are_complete(self) -> Self:
         for field in ("served", "trained", "final"):

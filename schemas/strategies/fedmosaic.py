@@ -56,6 +56,10 @@ class FedMosaicOptions(StrategyOptions):
     """How clients use the served weights G: continue from G, in which a client's own update counts as that of
     a peer of the same task (`replace`), or train their own L beside a frozen G with a learnt gate (`gate`).
     """
+    start_from: Literal["better", "served"] = "better"
+    """With `mix` replace, what a client trains from: its own state of the round before where the served one
+    is worse on its validation examples, by two standard errors (`better`), or always the served one.
+    """
     sources: Literal["same_architecture", "all"] = "same_architecture"
     """Peers of established clients: those of the identical base model, or all. For newcomers they are always
     all.

@@ -33,8 +33,9 @@ def test_validation_loss_counts_one_text_per_example(tiny: Callable[..., BaseMod
     held_out = tuple(Example("", f"{number:02}" + "ab" * 100) for number in range(MIN_VALIDATION))
     silo = Silo(base, SiloData(LONG, held_out, LONG), None)
     beginnings = encode_beginnings(base, probe_set(held_out, MIN_VALIDATION), 16)
-    loss = Examiner(silo, ScoresPlan(examples=1), 16).validation_loss()
-    assert loss == pytest.approx(mean_loss(base, beginnings))
+    loss = Examiner(silo, ScoresPlan(examples=1), 16).validation()
+    assert loss is not None
+    assert loss.loss == pytest.approx(mean_loss(base, beginnings))
 
 
 def test_scored_texts_are_taken_from_examples_in_turn(tiny: Callable[..., BaseModel]) -> None:
