@@ -32,7 +32,7 @@ from schemas.user_files import complaint, is_full
 log = logging.getLogger("tessera.agent")
 
 _PAUSE_SECONDS = 5.0
-_LONGEST_LAST_PAUSE_SECONDS = 240.0
+_LAST_PAUSES_SECONDS = 420.0
 _WAIT_SECONDS = 30  # a coordinator without long polling answers at once, with a time to ask again
 
 
@@ -115,19 +115,20 @@ def run(
 def _serve_last(participant: Participant, sleep: Callable[[float], None]) -> None:
     """Try again what a server lacks of the last revision: no later one is going to make up for it.
 
-    The pauses double as during the federation, up to four minutes; a command that always fails must not keep
-    a finished agent running.
+    The pauses of a failed step double as during the federation, and all pauses together last seven minutes at
+    most: neither a command that always fails nor an unreadable folder may keep a finished agent running.
     """
+    waited = 0.0
     while (seconds := participant.keep_revisions(participant)) is not None:
-        if seconds > _LONGEST_LAST_PAUSE_SECONDS:
+        if waited + seconds > _LAST_PAUSES_SECONDS:
             log.warning(
                 "the last revision is not served as [export] in silo.toml asks, and this agent ends with the "
-                "federation; remove the cause that `tessera agent status` names, and start `tessera agent "
-                "run` once more"
+                "federation; remove the cause that the log names, and start `tessera agent run` once more"
             )
             return
         log.info("the last revision: next try in %.0f s", seconds)
         sleep(seconds)
+        waited += seconds
 
 
 def _another_coordinator(session: Session) -> AgentError | None:

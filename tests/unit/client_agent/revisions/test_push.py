@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 
 from client_agent.adapters.base import Adapter
-from client_agent.daemon import run
+from client_agent.daemon import _serve_last, run
 from client_agent.errors import AdapterUnreadable, RevisionMissing, ServedRevisionRefused, Stopped
 from client_agent.revisions import owner_command
 from client_agent.revisions.owner_command import HookFailed, RunningCommand, run_hook
@@ -202,7 +202,7 @@ def test_last_command_is_tried_again_before_the_end(
     run(started_again(), sleep)
     assert pauses == [60, 120, 240]
     assert log.read_text().split() == ["1", "2", "2", "2", "2"]
-    assert "remove the cause that `tessera agent status` names" in caplog.text
+    assert "remove the cause that the log names" in caplog.text
     shown = tessera("status", "--config", tmp_path / "silo.toml", env={"COLUMNS": "400"}).stdout
     assert "of revision 2 failed, 4 times; `tessera agent run` tries it again" in shown
     (settings.export.folder / "done").touch()
@@ -336,21 +336,31 @@ def test_pruning_keeps_the_pinned_revision(settled: Settled, started: Enrolled) 
     assert served_by(settings).current() == "aster@1"
 
 
+def raise_stale(self: ServedFolder, name: str) -> list[int]:
+    raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+
 def test_unreadable_export_folder_stops_no_training(
     settled: Settled, started: Enrolled, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = settled()
     participant = exporting(started(**PLAN), settings)
-
-    def raise_stale(self: ServedFolder, name: str) -> list[int]:
-        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
-
     with monkeypatch.context() as patch:
         patch.setattr(ServedFolder, "numbers", raise_stale)
         take_part(participant, next_brief(participant))
     assert "cannot be read (Stale file handle); trying again" in caplog.text
     participant.keep_revisions(participant)
     assert served_by(settings).current() == "aster@1"
+
+
+def test_finished_agent_gives_up_an_unreadable_folder(
+    settled: Settled, started: Enrolled, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ServedFolder, "numbers", raise_stale)
+    participant, pauses = exporting(started(**PLAN), settled()), list[float]()
+    _serve_last(participant, pauses.append)
+    assert pauses == [60] * 7
+    assert "the last revision is not served" in caplog.text
 
 
 def test_command_gets_no_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
