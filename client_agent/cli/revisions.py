@@ -90,9 +90,9 @@ def rollback(
         name = read_membership(settings.folder).name
         push, store = Push(settings, name), RevisionStore(settings.folder)
         before = push.served.current()
-        done = push.roll_back(store, number, cache(lambda: _opened_silo(settings)), _await_agent)
-        record = done.record
-        for passed_over, reason in done.passed_over:
+        rollback = push.roll_back(store, number, cache(lambda: _opened_silo(settings)), _await_agent)
+        record = rollback.record
+        for passed_over, reason in rollback.passed_over:
             print(f"revision {passed_over} cannot be exported and is passed over: {reason}", file=sys.stderr)
         was = f"; before: {before}" if before not in (None, record.label) else ""
         print(f"{record.label} is served (round {record.round}){was}")

@@ -81,10 +81,12 @@ class PushFailure(Strict):
     def sentence(self, *, is_over: bool = False) -> str:
         """Return what failed, how often, and when it is tried again; `is_over` after an agent's last run."""
         tries = f", {self.tries} times" if self.tries > 1 else ""
-        again = f"next try after {datetime.fromtimestamp(self.next_try, UTC):%Y-%m-%d %H:%M:%S} UTC, at the "
-        again += "next start or at the next revision"
-        if is_over:
-            again = "`tessera agent run` tries it again"
+        again = (
+            "`tessera agent run` tries it again"
+            if is_over
+            else f"next try after {datetime.fromtimestamp(self.next_try, UTC):%Y-%m-%d %H:%M:%S} UTC, at the "
+            "next start or at the next revision"
+        )
         return f"{_NAMES[self.step]} of revision {self.revision} failed{tries}; {again}: {self.reason}"
 
     @property

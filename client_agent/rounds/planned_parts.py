@@ -31,5 +31,5 @@ def with_planned(
             "steps that take no further loss; ask for a plan with anchor_pull 0, or with another strategy"
         )
     # By name, as strategies are found: features lie above the steps of a round.
-    room = import_module("client_agent.anchor_pull.part")
-    return (*parts, cast(Part, room.AnchorPull(training.anchor_pull, tuple(texts))))
+    module = import_module("client_agent.anchor_pull.part")
+    return (*parts, cast(Part, module.AnchorPull(training.anchor_pull, tuple(texts))))

@@ -146,20 +146,20 @@ class ProgressReports:
 
 @dataclass(frozen=True, slots=True)
 class StepReports:
-    """The callback after each step of a round: it records the step, and reports it if `sent` is there."""
+    """The callback after each step of a round: it records the step, and reports it if `reports` is there."""
 
     track: Report
-    sent: ProgressReports | None = None
+    reports: ProgressReports | None = None
 
     def __call__(self, step: Step, done: int, total: int) -> None:
         self.track(step, done, total)
-        if self.sent is not None:
-            self.sent(step, done, total)
+        if self.reports is not None:
+            self.reports(step, done, total)
 
     @property
     def reason(self) -> CoordinatorRefused | InputNotCounted | None:
         """Return why training for this round is in vain; None if nothing is known of that."""
-        return self.sent.reason if self.sent is not None else None
+        return self.reports.reason if self.reports is not None else None
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from functools import partial
 from typing import Annotated
 
@@ -50,12 +51,12 @@ def _as_sent(body: bytes) -> FederationPlan:
 def _completed(body: bytes) -> FederationPlan:
     """Read a plan and fill in what is recommended; a body that is not an object is refused as it was sent."""
     try:
-        sent = loads(body)
+        fields = loads(body)
     except MalformedJson as error:
         raise JsonMalformed from error
-    if not isinstance(sent, dict):
+    if not isinstance(fields, dict):
         return parse(FederationPlan, body)
-    return _parsed(json.dumps(completed(sent)).encode())
+    return _parsed(json.dumps(completed(fields)).encode())
 
 
 def _parsed(body: bytes) -> FederationPlan:
@@ -68,8 +69,8 @@ def _parsed(body: bytes) -> FederationPlan:
 
 def _refusals_of_strategy(body: bytes) -> list[Invalid]:
     try:
-        sent = loads(body)
-        strategy = StrategyPlan.model_validate(sent["strategy"] if isinstance(sent, dict) else None)
+        fields = loads(body)
+        strategy = StrategyPlan.model_validate(fields["strategy"] if isinstance(fields, dict) else None)
         _resolved_strategy(strategy)
     except (MalformedJson, KeyError, ValidationError):  # named by the parser of the whole plan
         return []
@@ -81,11 +82,9 @@ def _refusals_of_strategy(body: bytes) -> list[Invalid]:
 def recommended_plan(strategy: str) -> dict[str, JsonValue]:
     """Return the plan of a federation of one base model that names only its strategy, without its name."""
     plan = FederationPlan.model_validate(completed({"name": strategy, "strategy": {"name": strategy}}))
-    try:
-        named = plan.model_copy(update={"strategy": _resolved_strategy(plan.strategy)})
-    except Invalid:  # an option of a package has no default
-        named = plan
-    return {part: fields for part, fields in named.model_dump(mode="json").items() if part != "name"}
+    with suppress(Invalid):  # an option of a package has no default
+        plan = plan.model_copy(update={"strategy": _resolved_strategy(plan.strategy)})
+    return {part: fields for part, fields in plan.model_dump(mode="json").items() if part != "name"}
 
 
 def resolved(plan: FederationPlan) -> FederationPlan:

@@ -142,8 +142,8 @@ def layout(
 
 def zeros(tensors: Layout, manifest: WeightsManifest) -> tuple[WeightsReference, Zeros]:
     body = Zeros(head(tensors, manifest), size(tensors) * _FLOAT32_BYTES)
-    named = WeightsReference(digest=_digest(body.head, body.size), bytes=len(body.head) + body.size)
-    return named, body
+    weights = WeightsReference(digest=_digest(body.head, body.size), bytes=len(body.head) + body.size)
+    return weights, body
 
 
 @dataclass(frozen=True, slots=True)
