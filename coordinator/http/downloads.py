@@ -24,7 +24,8 @@ _FAST_SECONDS = 0.1
 # buffers on the way may have taken it.
 _FAST_BYTES = 4 * 2**20
 # Some downloads get whole rows from their beginning, until they pause: each piece costs a change of threads
-# and a query. Readers that stop can hold no more than this.
+# and a query. Readers that stop hold no more than this together, and beside it one row each of those that
+# `_FAST_BYTES` showed to be fast.
 _WHOLE_ROWS = MemoryBudget(16 * 2**20, share_bytes=CHUNK_BYTES)
 
 # Interval of a download at which the permission of its caller is checked again.
