@@ -7,7 +7,8 @@ Agents of one federation ask every five seconds whether there is a round, each a
 process of their own; latencies are counted from sending to the whole answer. First nothing else happens. Then
 clients of another federation under fedmosaic deliver round after round. The polls that begin while a round is
 aggregated, and those that begin while updates arrive, are counted apart. `--other` measures a checkout of
-another version in turn with this one.
+another version in turn with this one. A phase of this version without polls, or with refused ones, is an
+error.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ GOAL_P99_SECONDS = 0.3
 _IDLE_SECONDS = 20.0
 _LAYERS, _WIDTH = 8, 4096
 _OPTIONS = {"change_temperature": 1.0, "min_relevance": None}
-_PHASES = ("idle", "delivering", "aggregating")
+PHASES = ("idle", "delivering", "aggregating")
 
 
 def main() -> None:
@@ -72,7 +73,10 @@ def main() -> None:
             _show(console, measured[-1:])
     figures.write(arguments.out, {"machine": machine, "measured": measured})
     _show(console, measured)
-    worst = max(run["aggregating"]["p99_seconds"] for run in measured if run["version"] == "this")
+    own = [run for run in measured if run["version"] == "this"]
+    if reasons := faults(own):
+        raise SystemExit("no figure: " + "; ".join(reasons))
+    worst = max(run["aggregating"]["p99_seconds"] for run in own)
     figures.judge(
         console,
         [figures.FigureLimit("p99 of polls while a round is aggregated, s", worst, GOAL_P99_SECONDS)],
@@ -98,7 +102,7 @@ def _measure(coordinator: Coordinator, arguments: argparse.Namespace) -> dict[st
     plan = _plan(arguments.clients, arguments.mib, arguments.rounds)
     federation_id = coordinator.post("/v1/federations", plan)["id"]
     clients = enrol(coordinator, federation_id, arguments.clients, layers=_LAYERS, width=_WIDTH)
-    spans: dict[str, list[tuple[float, float]]] = {phase: [] for phase in _PHASES}
+    spans: dict[str, list[tuple[float, float]]] = {phase: [] for phase in PHASES}
     with _polling(coordinator.url, pollers, arguments.every) as polls:
         time.sleep(arguments.every)
         began = time.time()
@@ -111,7 +115,7 @@ def _measure(coordinator: Coordinator, arguments: argparse.Namespace) -> dict[st
             asyncio.run(upload(coordinator.url, clients, bodies, number))
             spans["delivering"].append((began, time.time()))
             spans["aggregating"].append(_aggregation(coordinator, federation_id, number))
-    return {phase: _latencies(polls, phase_spans) for phase, phase_spans in spans.items()}
+    return {phase: latencies(polls, phase_spans) for phase, phase_spans in spans.items()}
 
 
 def _aggregation(coordinator: Coordinator, federation_id: str, number: int) -> tuple[float, float]:
@@ -125,15 +129,16 @@ def _aggregation(coordinator: Coordinator, federation_id: str, number: int) -> t
         time.sleep(0.2)
 
 
-def _latencies(polls: Iterable[Poll], spans: list[tuple[float, float]]) -> dict[str, Any]:
-    seconds = [
-        item.seconds
-        for item in polls
-        if not item.is_first and any(begin <= item.began < end for begin, end in spans)
+def latencies(polls: Iterable[Poll], spans: list[tuple[float, float]]) -> dict[str, Any]:
+    """Return the count, the refusals and the latencies in seconds of the polls that began in the spans."""
+    within = [
+        item for item in polls if not item.is_first and any(begin <= item.began < end for begin, end in spans)
     ]
+    seconds = [item.seconds for item in within]
     p50, p99 = np.percentile(seconds, [50, 99]) if seconds else (float("nan"), float("nan"))
     return {
-        "polls": len(seconds),
+        "polls": len(within),
+        "refused": sum(item.is_refused for item in within),
         "phase_seconds": sum(end - begin for begin, end in spans),
         "p50_seconds": float(p50),
         "p99_seconds": float(p99),
@@ -141,20 +146,42 @@ def _latencies(polls: Iterable[Poll], spans: list[tuple[float, float]]) -> dict[
     }
 
 
+def faults(runs: Iterable[dict[str, Any]]) -> list[str]:
+    """Return why latencies of runs say nothing: a phase has no polls, or refusals, which come fast."""
+    reasons = []
+    for run in runs:
+        for phase in PHASES:
+            polls, refused = run[phase]["polls"], run[phase]["refused"]
+            if not polls:
+                reasons.append(f"no polls while {phase}")
+            elif refused:
+                reasons.append(f"{refused} of {polls} polls refused while {phase}")
+    return reasons
+
+
 @contextmanager
 def _polling(url: str, agents: list[Agent], every: float) -> Iterator[list[Poll]]:
-    """Poll from another process until the block ends; then the list has the polls."""
+    """Poll from another process until the block ends; then the list has the polls.
+
+    Raises:
+        SystemExit: the process died.
+    """
     context = multiprocessing.get_context("spawn")
     stop = context.Event()
     receiving, sending = context.Pipe(duplex=False)
     raw = [(agent.client_id, agent.federation, agent.key.private_bytes_raw()) for agent in agents]
     process = context.Process(target=_poll_all, args=(url, raw, every, stop, sending), daemon=True)
     process.start()
+    sending.close()  # so that the end of the process is the end of the pipe
     polls: list[Poll] = []
     try:
         yield polls
         stop.set()
-        polls += receiving.recv()
+        try:
+            polls += receiving.recv()
+        except EOFError as error:
+            process.join()
+            raise SystemExit(f"the process that polls died with status {process.exitcode}") from error
         process.join()
     finally:
         process.kill()
@@ -184,12 +211,13 @@ def _plan(clients: int, mib: int, rounds: int) -> dict[str, Any]:
 
 
 def _show(console: Console, measured: list[dict[str, Any]]) -> None:
-    columns = ("version", "phase", "polls", "phase s", "p50 s", "p99 s", "slowest s", "p99 / idle p99")
+    columns = ("version", "phase", "polls", "refused", "phase s", "p50 s", "p99 s", "slowest s", "p99 / idle")
     rows = [
         (
             run["version"],
             phase,
             run[phase]["polls"],
+            run[phase]["refused"],
             run[phase]["phase_seconds"],
             run[phase]["p50_seconds"],
             run[phase]["p99_seconds"],
@@ -197,7 +225,7 @@ def _show(console: Console, measured: list[dict[str, Any]]) -> None:
             run[phase]["p99_seconds"] / run["idle"]["p99_seconds"],
         )
         for run in measured
-        for phase in _PHASES
+        for phase in PHASES
     ]
     figures.show(console, "polls", columns, rows)
 
