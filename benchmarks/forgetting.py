@@ -44,6 +44,7 @@ from client_agent.training.evaluate import mean_loss
 from client_agent.training.loop import Step, train
 from schemas.messages.alignment import Anchor
 from schemas.messages.federations import AdapterPlan, TrainingPlan
+from schemas.wire.digests import digest_of
 
 DOCS: Final = Path(__file__).parent.parent / "docs" / "explanation"
 RANK = 16
@@ -108,6 +109,7 @@ def main() -> None:
     facts = {
         "model": base.slug,
         "data": str(arguments.data or "tutorial"),
+        "texts": texts_digest(pool),
         "plan": plan.model_dump(mode="json"),
         "adapter": adapter.model_dump(mode="json"),
     }
@@ -152,6 +154,12 @@ def paragraphs() -> list[str]:
     blocks = [block for file in sorted(DOCS.glob("*.md")) for block in file.read_text("utf-8").split("\n\n")]
     prose = [" ".join(block.split()) for block in blocks if re.match(r"[A-Z][a-z]+ ", block)]
     return [text[:LETTERS].rpartition(" ")[0] for text in prose if len(text) > LETTERS]
+
+
+def texts_digest(pool: Sequence[Example]) -> str:
+    """Return a digest of all messages and paragraphs, which change with the repository."""
+    texts = [[example.prompt, example.completion] for example in pool]
+    return digest_of(json.dumps([texts, paragraphs()]).encode())
 
 
 def drawn(pool: Sequence[Example], seed: int) -> Draw:

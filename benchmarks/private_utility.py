@@ -63,6 +63,21 @@ TASK = "cipher"
 HELD_OUT = 32
 """Examples of each silo."""
 MAX_LENGTH = 64
+FACTS = (
+    "study",
+    "data",
+    "task",
+    "silos",
+    "examples",
+    "rounds",
+    "steps",
+    "batch",
+    "rank",
+    "layers",
+    "clip",
+    "exact",
+    "only_b",
+)
 COLUMNS = ("epsilon", "noise", "alone", "federated", "federated - alone", "right alone", "right federated")
 
 Arrays = Mapping[str, NDArray[np.float32]]
@@ -219,22 +234,7 @@ def main() -> None:
         max_length=MAX_LENGTH,
     )
     trial = Trial(base, adapter, plan, arguments.rounds, not arguments.exact, arguments.only_b)
-    names = (
-        "study",
-        "data",
-        "task",
-        "silos",
-        "examples",
-        "rounds",
-        "steps",
-        "batch",
-        "rank",
-        "layers",
-        "clip",
-        "exact",
-        "only_b",
-    )
-    facts = {name: json.loads(json.dumps(getattr(arguments, name), default=str)) for name in names}
+    facts = facts_of(arguments, base)
     measured = stored(arguments.out, facts)
     done = {(run.draw, run.epsilon, run.rate, run.federated) for run in measured}
     levels: list[float | None] = [None, *arguments.epsilons]
@@ -300,6 +300,12 @@ def mechanism_of(trial: Trial, records: int, clip: float, epsilon: float) -> Mec
     dp = PrivateTrainingPlan(epsilon=1.0, clip=clip, steps=trial.rounds * trial.plan.steps)
     dp = dp.model_copy(update={"epsilon": epsilon})
     return training_mechanism(records, dim, trial.plan, dp)
+
+
+def facts_of(arguments: argparse.Namespace, base: BaseModel) -> dict[str, Any]:
+    """Return what makes trainings comparable: a study or data of one name may change their base model."""
+    named = {name: json.loads(json.dumps(getattr(arguments, name), default=str)) for name in FACTS}
+    return {"model": base.slug, "dtype": str(base.model.dtype).removeprefix("torch."), **named}
 
 
 def stored(file: Path, facts: dict[str, Any]) -> list[Measured]:

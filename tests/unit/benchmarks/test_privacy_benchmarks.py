@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
+import json
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +14,7 @@ import torch
 from benchmarks import forgetting, leak, private_training, private_utility
 from benchmarks.private_relevance import Shares, weighed
 from client_agent.adapters.inject import inject_lora
+from client_agent.model.examples import Example
 from client_agent.model.loading import load_base_model
 from client_agent.sketches.gradient import Sketch
 from schemas.messages.federations import AdapterPlan, TrainingPlan
@@ -96,6 +100,28 @@ def test_private_utility_compares_alone_and_federated(tmp_path: Path) -> None:
     table = private_utility.table(measured, [None, 8.0], lambda _: mechanism)
     assert [row[0] for row in table] == ["no noise", "8"]
     assert private_utility.stored(tmp_path / "none.json", {}) == []
+
+
+def test_private_utility_forgets_trainings_of_another_dtype(tmp_path: Path) -> None:
+    model, file = str(leak.ROOT / "examples" / "models" / "tiny-s"), tmp_path / "stored.json"
+    arguments = argparse.Namespace(**dict.fromkeys(private_utility.FACTS))
+    exact, short = (
+        private_utility.facts_of(arguments, load_base_model(model, device=torch.device("cpu"), dtype=dtype))
+        for dtype in (torch.float32, torch.bfloat16)
+    )
+    run = private_utility.Measured(0, None, 0.01, True, 1.0, None)
+    file.write_text(json.dumps({**exact, "runs": [asdict(run)]}), "utf-8")
+    assert private_utility.stored(file, exact) == [run]
+    assert private_utility.stored(file, short) == []
+    assert private_utility.stored(file, exact | {"model": "another"}) == []
+
+
+def test_forgetting_forgets_trainings_on_other_paragraphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = [Example("a", "b")]
+    before, paragraphs = forgetting.texts_digest(pool), forgetting.paragraphs()
+    assert forgetting.texts_digest(pool) == before != forgetting.texts_digest([*pool, *pool])
+    monkeypatch.setattr(forgetting, "paragraphs", lambda: paragraphs[1:])
+    assert forgetting.texts_digest(pool) != before
 
 
 def test_private_utility_takes_one_group_of_a_study() -> None:
