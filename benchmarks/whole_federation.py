@@ -17,6 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
@@ -163,20 +164,23 @@ def start(folder: Path, *arguments: str, token: str | None = None) -> subprocess
 
 
 def finish(processes: Sequence[subprocess.Popen[str]]) -> list[str]:
-    """Wait for commands, and return what they print.
+    """Wait for commands, and return what they print; the first one that fails ends the others.
 
     Raises:
         Failed: a command ended with an error.
     """
-    printed = []
-    for process in processes:
-        output, complaints = process.communicate()
-        if process.returncode:
-            for started in processes:
-                started.kill()
-            raise Failed(f"{process.args!r}: {complaints[-2000:]}")
-        printed.append(output)
-    return printed
+    with ThreadPoolExecutor(len(processes)) as readers:
+        readings = {readers.submit(process.communicate): process for process in processes}
+        try:
+            for reading in as_completed(readings):
+                process, (_, complaints) = readings[reading], reading.result()
+                if process.returncode:
+                    raise Failed(f"{process.args!r}: {complaints[-2000:]}")
+        finally:
+            # A silo whose peer is gone would wait for it for ever.
+            for process in processes:
+                process.kill()
+        return [reading.result()[0] for reading in readings]
 
 
 if __name__ == "__main__":
