@@ -47,8 +47,6 @@ from studies.partition import draw_examples
 from studies.study import Study, read_study
 
 SCENE: Final = Path(__file__).resolve().parent.parent / "examples" / "studies" / "bank_scene.toml"
-BITS: Final = 16
-LOCAL_RATE: Final = 0.003
 NEVER: Final = 64
 
 State = dict[str, NDArray[np.float32]]
@@ -73,6 +71,8 @@ class Life:
 
     base: BaseModel
     plan: FederationPlan
+    learning_rate: float
+    bits: int
     options: FedVemoeOptions
     rules: Rules
     silos: Sequence[Silo]
@@ -83,8 +83,15 @@ class Life:
 
     @classmethod
     def of(cls, study: Study, seed: int, folder: Path, *, rounds: int | None, merges: bool) -> Life:
-        """Return the beginning of a study's first method."""
+        """Return the beginning of a study's first method.
+
+        Raises:
+            SystemExit: the plan has no fixed learning rate, or no sums.
+        """
         plan = plan_of(study, methods_of(study)[0], seed, None)
+        rate, summed = plan.training.learning_rate, plan.privacy.secure_sum
+        if rate == "auto" or summed is None:
+            raise SystemExit("a bank is played with a fixed training.learning_rate and privacy.secure_sum")
         if rounds is not None:
             plan = plan.model_copy(update={"rounds": plan.rounds.model_copy(update={"total": rounds})})
         opened = open_plan(plan)
@@ -95,7 +102,8 @@ class Life:
         bank = new_bank(bank_plan.experts, rules, explored)
         adapter = _injected(base, plan, options, bank)
         silos = list(_silos(study, seed, base, options, plan.training.max_length, folder))
-        return cls(base, plan, options, rules, silos, bank, adapter.state(), adapter)
+        state = adapter.state()
+        return cls(base, plan, rate, summed.bits, options, rules, silos, bank, state, adapter)
 
     def play(self, number: int) -> None:
         """Play one round, and print it."""
@@ -113,8 +121,8 @@ class Life:
                 for expert in summed
             },
             bears,
-            _costs(choices, summed, [expert.expert for expert in self.bank.active], self.rules.k_min),
-            1 / largest_encoded(BITS),
+            _costs(choices, summed, [e.expert for e in self.bank.active], self.rules.k_min, self.bits),
+            1 / largest_encoded(self.bits),
         )
         outcome = after_round(self.bank, self.rules, sums, number)
         before, self.state = self.state, self._moved(trained, choices, summed)
@@ -154,7 +162,7 @@ class Life:
                 adapter,
                 silo.train,
                 training.model_copy(update={"steps": turn.steps}),
-                learning_rate=LOCAL_RATE,
+                learning_rate=self.learning_rate,
                 seed=training.seed,
                 round_number=(number - 1) * len(turns) + index + 1,
                 total_rounds=self.plan.rounds.total * len(turns),
@@ -247,7 +255,7 @@ def _of(choices: Sequence[Choice], expert: int) -> list[Choice]:
 
 
 def _costs(
-    choices: Sequence[Choice], summed: Sequence[int], active: Sequence[int], least: int
+    choices: Sequence[Choice], summed: Sequence[int], active: Sequence[int], least: int, bits: int
 ) -> Mapping[Pair, Cost]:
     costs: dict[Pair, Cost] = {}
     for expert in summed:
@@ -256,8 +264,8 @@ def _costs(
         for choice in _of(choices, expert):
             differences = np.array([(choice.differences or {})[expert][peer] for peer in peers])
             values = np.concatenate([[1.0], differences, differences**2]).astype(np.float32)
-            total += quantise(values, 2**20, BITS)
-        costs |= costs_of(expert, peers, dequantise(total, 2**20, BITS).tolist(), least)
+            total += quantise(values, 2**20, bits)
+        costs |= costs_of(expert, peers, dequantise(total, 2**20, bits).tolist(), least)
     return costs
 
 
