@@ -33,7 +33,7 @@ app = typer.Typer(help="Show the rounds of a federation.", no_args_is_help=True)
 _FRESH = timedelta(seconds=30)
 _LOSSES = (
     "served, trained, final: held-out losses; by mixing: served minus trained of the round before, ± one "
-    "standard error; other scores: of the kept model"
+    "standard error; declined: the client trained on from its own state; other scores: of the kept model"
 )
 
 _NO_ROUND = "No round yet; start the federation with `tessera federation start`."
@@ -370,9 +370,11 @@ def losses(scores: Mapping[str, Any] | None) -> tuple[str | None, str | None, st
 def mixing(scores: Mapping[str, Any] | None) -> str | None:
     """Return the change of the loss by mixing with its standard error; None if the client sent none."""
     change = scores["mixing"] if scores is not None else None
-    if change is None:
+    if scores is None or change is None:
         return None
     text = f"{change['value']:+.3f} ± {change['error']:.3f}"
+    if scores.get("began") == "trained":
+        return f"{text} (declined)"
     return text if abs(change["value"]) >= 2 * change["error"] else f"{text} (noise)"
 
 

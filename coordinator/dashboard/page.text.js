@@ -6,7 +6,7 @@ export const TERMS = {
   trained: "Held-out loss of the client's adapter after the local steps of the round.",
   kept: "The weights that the client keeps as its personal model: as served, or as trained.",
   final: "Held-out loss of the final weights; clients send it once the federation is finished.",
-  "by mixing": "Loss of the weights served in a round minus loss of the adapter that the client itself had trained in the round before, on the same examples, ± one standard error. Negative: the other clients' updates helped. A change of less than two errors is noise.",
+  "by mixing": "Loss of the weights served in a round minus loss of the adapter that the client itself had trained in the round before, on the same examples, ± one standard error. Negative: the other clients' updates helped. A change of less than two errors is noise. Declined: the served weights were worse on the client's validation examples, and it trained on from its own.",
   "since start": "Loss of the personal model minus loss of the weights served in the first scored round. Negative: the federation has improved it.",
   personal: "Loss of the personal model: of the final weights, or of the kept weights before the end.",
   up: "Bytes of bodies that clients sent.",

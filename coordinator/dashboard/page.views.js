@@ -94,6 +94,7 @@ export function changes({ scored, start }) {
     const began = first.get(c.client_id);
     return [c.client_id, {
       mixing: c.scores.mixing || null,
+      isDeclined: c.scores.began === "trained",
       start: difference(value(personal(c.scores), "loss"), value(began && began.served, "loss")),
     }];
   }));
@@ -109,7 +110,7 @@ function sinceStart(values) {
 }
 
 const measured = (value) => signed(value).replace("±", ""); // an error follows
-const changeCell = (change) => (change ? element("span", `${measured(change.value)} ± ${number(change.error)}`, { class: verdict(change) }) : "–");
+const changeCell = ({ mixing, isDeclined }) => (mixing ? element("span", `${measured(mixing.value)} ± ${number(mixing.error)}${isDeclined ? ", declined" : ""}`, { class: verdict(mixing) }) : "–");
 
 function byMixing(changes) {
   const known = changes.filter((x) => x !== null);
@@ -193,7 +194,7 @@ export function clientsSection(data) {
     return [link(c.name, href.client(c.client_id)), c.state === "revoked" ? state("revoked") : part ? state(shownState(part.state, current.state)) : current ? "not joined" : "enrolled",
       ...(isTraining ? [part ? progressOf(part) : "–"] : []), ago(lastSeen(c, part)),
       number(s && value(s.served, "loss")), number(s && value(s.trained, "loss")), ...(hasFinal ? [number(s && value(s.final, "loss"))] : []),
-      changeCell(moved.mixing), signed(moved.start), ...metrics.map((name) => number(value(personal(s), name))), String(c.rounds)];
+      changeCell(moved), signed(moved.start), ...metrics.map((name) => number(value(personal(s), name))), String(c.rounds)];
   });
   const invitation = !mayAct(federation.id) ? ["No client is enrolled yet. An operator creates a token for each silo."]
     : tokens.length ? ["No client is enrolled yet."] : ["No client is enrolled yet. Create a token above, or with ", code(`tessera enrolment create ${federation.id} NAME`), ", and hand it to the silo."];

@@ -72,7 +72,8 @@ class MethodSummary(Strict):
     `served` and `trained` are losses before and after local steps. `course` has every score after each round
     and at equal bytes; None if clients take part in different rounds. `adapter` is its kind in words.
     `mixing` is the change of the loss by mixing, a mean over founders and their rounds but the first; None
-    without a federation. `forgetting` is a mean over founders, None without anchor texts. `rates` are the
+    without a federation. `declined` is the share of these rounds in which a client trained on from its own
+    state, since the served one was worse on its validation examples; None where none did. `forgetting` is a mean over founders, None without anchor texts. `rates` are the
     learning rates of each client, by seed; `trials` those that a fair comparison tried. `importance` is None
     if the method learns none. `states` are
     those of a client that may be its result; `clients_per_round` are those that a round draws, None for all;
@@ -95,6 +96,7 @@ class MethodSummary(Strict):
     transfer: dict[Rule, Transfer]
     forgetting: Estimate | None
     mixing: Estimate | None = None
+    declined: float | None = None
     rates: dict[str, list[float]]
     trials: list[RateTrial] = Field(default_factory=list)
     latecomers: list[Latecomer]
@@ -284,6 +286,7 @@ def _summary(
         transfer=_transfer(method, runs, all_runs, rules),
         forgetting=_forgetting(results, founders),
         mixing=_mixing(results, founders),
+        declined=_declined(results, founders),
         rates={silo.name: [client.learning_rate for client in runs.of(silo.name)] for silo in study.silo},
         trials=trials,
         latecomers=[
@@ -343,6 +346,18 @@ def _mixing(results: Sequence[CellResult], founders: Sequence[str]) -> Estimate 
     ]
     means = [mean(changes) for changes in by_seed if changes]
     return estimate(means) if means else None
+
+
+def _declined(results: Sequence[CellResult], founders: Sequence[str]) -> float | None:
+    rounds = [
+        entry.scores.began == "trained"
+        for result in results
+        for client in result.clients
+        if client.name in founders
+        for entry in client.rounds
+        if entry.scores.mixing is not None
+    ]
+    return mean(rounds) if any(rounds) else None
 
 
 def _latecomer(method: str, name: str, rule: Rule, runs: Runs, baselines: dict[str, Runs]) -> Latecomer:

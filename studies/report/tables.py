@@ -277,10 +277,16 @@ def searches(report: Report) -> str:
 def _mixing(report: Report) -> Table:
     table = Table("method")
     is_measured = _forgets(report)
-    for name in ("by mixing", "forgetting") if is_measured else ("by mixing",):
+    is_declined = any(method.declined is not None for method in report.methods)
+    caption = "declined: rounds in which a client trained on from its own state, as the served one was worse"
+    table.caption = caption if is_declined else None
+    columns = ["by mixing", *(["declined"] if is_declined else []), *(["forgetting"] if is_measured else [])]
+    for name in columns:
         table.add_column(name, justify="right")
     for method in report.methods:
         cells = [judged(method.mixing) if method.mixing is not None else "-"]
+        if is_declined:
+            cells.append(f"{method.declined:.0%}" if method.declined is not None else "-")
         if is_measured:
             cells.append(difference(method.forgetting) if method.forgetting is not None else "-")
         if any(cell != "-" for cell in cells):
