@@ -73,13 +73,13 @@ class MethodSummary(Strict):
     and at equal bytes; None if clients take part in different rounds. `adapter` is its kind in words.
     `mixing` is the change of the loss by mixing, a mean over founders and their rounds but the first; None
     without a federation. `declined` is the share of these rounds in which a client trained on from its own
-    state, since the served one was worse on its validation examples; None where none did. `forgetting` is a mean over founders, None without anchor texts. `rates` are the
-    learning rates of each client, by seed; `trials` those that a fair comparison tried. `importance` is None
-    if the method learns none. `states` are
+    state, since the served one was worse on its validation examples; None where none did. `forgetting` is a
+    mean over founders, None without anchor texts. `rates` are the learning rates of each client, by seed;
+    `trials` those that a fair comparison tried. `importance` is None if the method learns none. `states` are
     those of a client that may be its result; `clients_per_round` are those that a round draws, None for all;
-    `adapters` is how many a client trains, each in all steps. `bank` is None without
-    experts; `worst` is the loss of the worst founder after local steps. `tasks` has the scores of each task,
-    where the rows have tasks. `clients` are the losses of each client after its own steps.
+    `adapters` is how many a client trains, each in all steps. `bank` is None without experts; `worst` is the
+    loss of the worst founder after local steps. `tasks` has the scores of each task, where the rows have
+    tasks. `clients` are the losses of each client after its own steps.
     """
 
     method: str
