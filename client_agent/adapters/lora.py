@@ -78,34 +78,7 @@ class LoraAdapter(WholeAdapter):
     def load(self, state: State) -> None:
         """Set A and B of all ranks; a rank with A = B = 0 is initialised with the A drawn from the seed."""
         require_fit(self.layout, state)
-        # Ranks were dropped: bring all of them back before values are copied.
-        if any(tensor.shape != self.layout[name] for name, tensor in self._tensors.items()):
-            zeros = {name: torch.zeros(shape) for name, shape in self.layout.items()}
-            self._replace(zeros)
         copy_in(self._tensors, initialize_zero_ranks(state, self._start))
-
-    def keep_ranks(self, ranks: Mapping[str, NDArray[np.bool_]]) -> None:
-        """Keep only these ranks (r,) of each (layer, role) in memory and computation, until the next `load`.
-
-        `named_parameters`, `state` and `as_lora` are those of the remaining ranks; `layout` stays whole.
-        """
-        selected: dict[str, torch.Tensor] = {}
-        for name, mask in ranks.items():
-            chosen = torch.from_numpy(np.flatnonzero(mask)).to(self._tensors[f"{name}.A"].device)
-            selected[f"{name}.A"] = self._tensors[f"{name}.A"].detach()[chosen]
-            selected[f"{name}.B"] = self._tensors[f"{name}.B"].detach()[:, chosen]
-        self._replace(selected)
-
-    def _replace(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Put new parameters in place of A and B, of other ranks."""
-        for path, names in self._served.items():
-            layer = self._layers[path]
-            for place, name in enumerate(names):
-                for factor, parameters in (("A", layer.A), ("B", layer.B)):
-                    tensor = tensors[f"{name}.{factor}"].to(parameters[place].device)
-                    # A new parameter, because an optimiser keeps moments in the shape of the old one.
-                    parameters[place] = nn.Parameter(tensor.contiguous().clone())
-                    self._tensors[f"{name}.{factor}"] = parameters[place]
 
     def load_global(self, state: State) -> None:
         raise AdapterInPlace("an ordinary LoRA has no global branch; use adapter.kind pq with mix gate")

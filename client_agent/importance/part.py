@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, cast
 
 from client_agent.adapters.variational.sparsity import least_density
 from client_agent.rounds.mixed_ranks import has_moments_of
-from client_agent.rounds.part import Effect, Part
+from client_agent.rounds.part import Part
 from schemas.maths.adapter import Layout
 from schemas.maths.factors import State
 from schemas.messages.recipes import Recipe
@@ -20,15 +20,13 @@ from schemas.wire.quantise import Floats
 if TYPE_CHECKING:
     from client_agent.adapters.base import Adapter
     from client_agent.adapters.lora import LoraAdapter
-    from client_agent.adapters.variational.adapter import VariationalAdapter
     from client_agent.model.loading import BaseModel
     from client_agent.rounds.encode_update import EncodedUpdate, UpdateInputs
-    from client_agent.rounds.train import LocalTraining
 
 
 @dataclass(frozen=True, slots=True)
 class RankImportance(Part):
-    """A posterior over the importance of each rank, which selects the trained ranks and the sent values."""
+    """A posterior over the importance of each rank, which selects the sent values."""
 
     action = "learns the importance of ranks"
     excludes = frozenset({"a trainer", "torchrun", "private steps"})
@@ -53,15 +51,8 @@ class RankImportance(Part):
         return self.plan
 
     def continues_optimiser(self, adapter: Adapter, stored: State) -> bool:
+        # Version 0.2.0 may have stored moments of fewer ranks (docs/decisions/0087).
         return has_moments_of(adapter, stored)
-
-    def begin(self, training: LocalTraining) -> Effect:
-        """Return the idle ranks to the model whose gradients are large again."""
-        from client_agent.importance.rounds import readmit_ranks
-
-        if training.earlier is not None:
-            readmit_ranks(cast("VariationalAdapter", training.adapter), training.silo, training.plan)
-        return Effect()
 
     def marks(
         self, round_number: int, private: State, delta: Mapping[str, Floats]

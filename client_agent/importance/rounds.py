@@ -1,4 +1,4 @@
-"""Importance in a round: select the values to send, return idle ranks, and store measures."""
+"""Importance in a round: select the values to send, and store measures."""
 
 from __future__ import annotations
 
@@ -6,17 +6,13 @@ import logging
 from collections.abc import Callable, Mapping
 
 from client_agent.adapters.base import State
-from client_agent.adapters.variational.adapter import VariationalAdapter, posterior_of, ranks_of
+from client_agent.adapters.variational.adapter import posterior_of
 from client_agent.adapters.variational.measures import Measures, nonzero_share, posterior_measures, with_round
 from client_agent.adapters.variational.posterior import importance
 from client_agent.adapters.variational.sparsity import density_at, unit_marks
 from client_agent.rounds.encode_update import EncodedUpdate
 from client_agent.storage.round_folder import MEASURES, RoundFolder, RoundFolders
-from client_agent.training.loop import gradients_of
-from client_agent.training.ranks import answers_of
-from client_agent.training.silo import Silo
 from schemas.maths.adapter import lora_modules
-from schemas.messages.federations import TrainingPlan
 from schemas.strategies.ca_pfl import CaPflOptions
 from schemas.wire.budget import Marks
 from schemas.wire.quantise import Floats
@@ -29,26 +25,13 @@ def marks_by_importance(
 ) -> tuple[Callable[[float], Marks], float]:
     """Return the selection of an update's values at a density, and the density of a round."""
     learnt = importance(posterior_of(private)).double().numpy()
-    marks_at = unit_marks(delta, lora_modules(delta), learnt, span=plan.span, cut=plan.cut)
+    marks_at = unit_marks(delta, lora_modules(delta), learnt, span=plan.span)
     return marks_at, density_at(plan, round_number)
-
-
-def readmit_ranks(adapter: VariationalAdapter, silo: Silo, plan: TrainingPlan) -> None:
-    """Return the idle ranks to the model that have large gradients on a batch: see `adapter.returning`.
-
-    The batch is the first `plan.batch_size` of the silo's texts.
-    """
-    if not adapter.has_idle_ranks:
-        return
-    texts = silo.encoded(silo.data.train, plan.max_length)[: plan.batch_size]
-    adapter.fill_ranks()
-    gradients_of(silo.base, [texts], answers_of([texts]), silo.options)
-    adapter.readmit()
 
 
 def store_measures(folder: RoundFolder, rounds: RoundFolders, private: State, encoded: EncodedUpdate) -> None:
     """Store the measures of an update; `private` are the private tensors after training."""
-    posterior = posterior_measures(posterior_of(private), encoded.reference, ranks_of(private))
+    posterior = posterior_measures(posterior_of(private), encoded.reference)
     measures = Measures(
         round=folder.number,
         density=nonzero_share(encoded.decoded),
@@ -57,19 +40,15 @@ def store_measures(folder: RoundFolder, rounds: RoundFolders, private: State, en
         importance=posterior.importance,
         bytes=encoded.octets,
     )
-    trained = ranks_of(private)
     log.info(
-        "round %d: density %.3f, residual %.2f of what was learnt, KL %.4f, importance %.3f to %.3f, "
-        "%d of %d ranks",
+        "round %d: density %.3f, residual %.2f of what was learnt, KL %.4f, importance %.3f to %.3f",
         measures.round,
         measures.density,
         measures.residual,
         measures.kl,
         measures.importance[0],
         measures.importance[2],
-        trained.sum(),
-        trained.size,
     )
     last = rounds.newest_with(MEASURES, before=folder.number)
     earlier = last.read(MEASURES) if last is not None else None
-    folder.write(MEASURES, with_round(earlier, measures, posterior.modules, posterior.ranks))
+    folder.write(MEASURES, with_round(earlier, measures, posterior.modules))

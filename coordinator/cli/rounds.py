@@ -256,7 +256,6 @@ def _round(details: dict[str, Any]) -> RenderableType:
             "bytes",
             "norm",
             "rank",
-            "ranks sent",
             "epsilon",
             "training epsilon",
             "age",
@@ -279,7 +278,6 @@ def _round(details: dict[str, Any]) -> RenderableType:
                 traffic(c["bytes"]),
                 c["norm"],
                 c.get("rank") if len(ranks) > 1 else None,
-                _sent(c.get("sent_ranks")),
                 c["epsilon"],
                 c.get("training_epsilon"),
                 c["staleness"],
@@ -296,7 +294,6 @@ def _round(details: dict[str, Any]) -> RenderableType:
             "training epsilon",
             "age",
             "norm",
-            "ranks sent",
             "rank",
             "bytes",
             "joined",
@@ -311,10 +308,6 @@ def _round(details: dict[str, Any]) -> RenderableType:
         ),
         title=f"{title}\n{_LOSSES}",
     )
-
-
-def _sent(ranks: dict[str, int] | None) -> str | None:
-    return f"{ranks['sent']} of {ranks['of']}" if ranks is not None else None
 
 
 def _sample_lines(sample: dict[str, Any] | None) -> list[str]:

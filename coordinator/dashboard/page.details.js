@@ -36,14 +36,13 @@ export function roundSections({ federation, rounds }, round) {
   const metrics = names(round.clients.map((c) => personal(c.scores))).filter((name) => name !== "loss");
   const has = (read) => round.clients.some((c) => read(c) !== null && read(c) !== undefined);
   const hasRanks = has((c) => (c.rank === federation.plan.adapter.rank ? null : c.rank)); // clients differ from the plan under strategies with ranks of their own
-  const hasSent = has((c) => c.sent_ranks), sent = ({ sent_ranks: ranks }) => (ranks ? `${ranks.sent} of ${ranks.of}` : "–");
   const hasFinal = has((c) => c.scores && c.scores.final), hasEpsilon = has((c) => c.epsilon), budget = federation.plan.signature.dp;
   const trainingBudget = federation.plan.privacy.training, hasTraining = has((c) => c.training_epsilon);
-  const columns = [{ name: "client", few: true }, { name: "state", few: true, text: true }, { name: "received" }, { name: "up" }, { name: "down" }, { name: "norm" }, ...(hasRanks ? [{ name: "rank" }] : []), ...(hasSent ? [{ name: "ranks sent" }] : []), { name: "age" },
+  const columns = [{ name: "client", few: true }, { name: "state", few: true, text: true }, { name: "received" }, { name: "up" }, { name: "down" }, { name: "norm" }, ...(hasRanks ? [{ name: "rank" }] : []), { name: "age" },
     ...(has((c) => c.progress) ? [{ name: "progress", few: true, text: true }] : []), ...(hasEpsilon ? [{ name: "epsilon spent" }] : []), ...(hasTraining ? [{ name: "training epsilon" }] : []), { name: "served", head: "loss served", few: true }, { name: "trained", head: "loss trained", few: true }, { name: "kept", text: true },
     ...(hasFinal ? [{ name: "final", head: "loss final", few: true }] : []), ...metrics.map((name) => ({ name: label(name) }))];
   const rows = [...round.clients].sort(byName).map((c) => [link(c.name, href.client(c.client_id)), state(shownState(c.state, round.state), c.reject_reason),
-    c.received_at ? ago(c.received_at) : "–", size(c.bytes.up), size(c.bytes.down), number(c.norm), ...(hasRanks ? [c.rank === null ? "–" : String(c.rank)] : []), ...(hasSent ? [sent(c)] : []), c.staleness === null ? "–" : String(c.staleness),
+    c.received_at ? ago(c.received_at) : "–", size(c.bytes.up), size(c.bytes.down), number(c.norm), ...(hasRanks ? [c.rank === null ? "–" : String(c.rank)] : []), c.staleness === null ? "–" : String(c.staleness),
     ...(has((x) => x.progress) ? [progressOf(c)] : []), ...(hasEpsilon ? [c.epsilon === null ? "–" : `${number(c.epsilon)} of ${budget ? budget.epsilon : "?"}`] : []),
     ...(hasTraining ? [c.training_epsilon === null ? "–" : `${number(c.training_epsilon)} of ${trainingBudget ? trainingBudget.epsilon : "?"}`] : []),
     number(c.scores && value(c.scores.served, "loss")), number(c.scores && value(c.scores.trained, "loss")), keptName(c.scores),

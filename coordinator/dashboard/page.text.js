@@ -12,7 +12,6 @@ export const TERMS = {
   up: "Bytes of bodies that clients sent.",
   down: "Bytes of bodies that clients received.",
   rank: "Rank of the update's A and B. Under HetLoRA and FLoRA each client has its own, up to the plan's.",
-  "ranks sent": "Ranks with values in the update, over all modules. Under CA-PFL each client leaves out values of ranks that are unimportant to it.",
   norm: "L2 norm of the update, over all its tensors.",
   age: "Rounds since the client's newest update; an older update counts for less.",
   "epsilon spent": "Privacy budget that the client's sketches have used, of the budget in the plan.",

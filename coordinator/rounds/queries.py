@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Connection, bindparam, case, exists, func, select
+from sqlalchemy import Connection, bindparam, exists, func, select
 from sqlalchemy.orm import Session, aliased
 
 from coordinator.db.engine import run
@@ -128,8 +128,6 @@ class ParticipationDetails:
 
     Attributes:
         tensor: the first one of its update: name and shape.
-        sent_ranks: ranks that its update has values of, where clients choose among ranks; else None.
-        layout: the tensors of its update, if `sent_ranks` is not None.
     """
 
     client_id: str
@@ -146,8 +144,6 @@ class ParticipationDetails:
     training_epsilon: float | None
     examples: int | None
     tensor: list[Any] | None
-    sent_ranks: int | None
-    layout: list[Any] | None
     scores: dict[str, Any] | None
     report: dict[str, Any] | None
     reported_at: datetime | None
@@ -239,8 +235,6 @@ def participations(session: Session, round_id: int, client_id: str | None) -> li
             UpdateRow.examples,
             # The first tensor is enough for the rank; whole layouts have thousands.
             UpdateRow.layout[0],
-            UpdateRow.sent_ranks,
-            case((UpdateRow.sent_ranks.is_not(None), UpdateRow.layout)),
             ScoresRow.scores,
             ProgressRow.report,
             ProgressRow.reported_at,

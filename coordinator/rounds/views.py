@@ -34,7 +34,6 @@ from schemas.messages.rounds import (
     RoundSummary,
     RoundView,
     SampleView,
-    SentRanks,
 )
 from schemas.messages.scores import (
     LOSS,
@@ -136,7 +135,6 @@ def view_of(session: Session, row: RoundRow, shown: RoundSummary, *, only: str |
             training_epsilon=client.training_epsilon,
             examples_capped=client.examples is not None and client.examples > plan.limits.max_examples,
             rank=_rank(client.tensor),
-            sent_ranks=_sent_ranks(client.sent_ranks, client.layout),
             staleness=row.number - last[client.client_id] if client.client_id in last else None,
             scores=Scores.model_validate(client.scores) if client.scores else None,
             reject_reason=client.reject_reason,
@@ -159,12 +157,6 @@ def _rank(tensor: Sequence[Any] | None) -> int | None:
         return None
     name, shape = tensor
     return int(shape[0]) if factor_of(name) == "A" else None
-
-
-def _sent_ranks(sent: int | None, layout: Sequence[Any] | None) -> SentRanks | None:
-    if sent is None or layout is None:
-        return None
-    return SentRanks(sent=sent, of=sum(int(shape[0]) for name, shape in layout if factor_of(name) == "A"))
 
 
 def _sample(

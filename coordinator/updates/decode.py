@@ -9,7 +9,7 @@ from typing import BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from schemas.maths.adapter import Layout, factor_of, is_prior, module_of
+from schemas.maths.adapter import Layout
 from schemas.maths.start import start_values
 from schemas.messages.recipes import Recipe
 from schemas.wire.digests import digest_from_hash
@@ -24,8 +24,6 @@ class DecodedState:
 
     Attributes:
         norm: L2 norm over all tensors.
-        sent_ranks: how many ranks of all modules have values in the streams, where clients choose among
-            ranks (strategy `ca_pfl`); None elsewhere.
         size, digest: of its bytes.
     """
 
@@ -45,11 +43,8 @@ class DecodedState:
         for _ in decode(streams, layout, recipe):  # reading the reference costs more than decoding twice
             pass
         hasher, squares = sha256(), 0.0
-        ranks = _RanksWithValues() if any(map(is_prior, layout)) else None
         for name, decoded in decode(streams, layout, recipe):
             values = decoded
-            if ranks is not None:
-                ranks.add(name, decoded)
             if reference is not None:
                 with np.errstate(over="ignore", invalid="ignore"):  # `squares_of` refuses an overflow
                     values = reference(name) + decoded
@@ -64,31 +59,11 @@ class DecodedState:
         self.norm = float(np.sqrt(squares))
         self.size = file.tell()
         self.digest = digest_from_hash(hasher.hexdigest())
-        self.sent_ranks = ranks.count if ranks is not None else None
 
     def pieces(self) -> Iterator[NDArray[np.float32]]:
         self._file.seek(0)
         while raw := self._file.read(_PIECE_VALUES * 4):
             yield np.frombuffer(raw, "<f4")
-
-
-class _RanksWithValues:
-    """The ranks of each module with a value that is not zero, in the row of A or in the column of B."""
-
-    def __init__(self) -> None:
-        self._ranks_by_module: dict[str, NDArray[np.bool_]] = {}
-
-    def add(self, name: str, values: NDArray[np.float32]) -> None:
-        axis = {"A": 1, "B": 0}.get(factor_of(name))
-        if axis is not None:
-            ranks, module = np.asarray(values.any(axis=axis)), module_of(name)  # (r,)
-            if module in self._ranks_by_module:
-                ranks = ranks | self._ranks_by_module[module]
-            self._ranks_by_module[module] = ranks
-
-    @property
-    def count(self) -> int:
-        return sum(int(ranks.sum()) for ranks in self._ranks_by_module.values())
 
 
 Pieces = Iterable[NDArray[np.float32]]

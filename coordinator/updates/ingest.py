@@ -208,7 +208,7 @@ def _decoded_streams(database: Database, envelope: Envelope, spec: UpdateSpec) -
     read = delta_reference.reader(database, reference, spec.layout) if reference is not None else None
     with SpooledTemporaryFile[bytes](max_size=_SPOOL_BYTES) as spool:
         state = DecodedState(envelope, spec.layout, spec.recipe, read, cast("BinaryIO", spool))
-        result = replace(validate_update(envelope, state.norm, spec), sent_ranks=state.sent_ranks)
+        result = validate_update(envelope, state.norm, spec)
         result = _clipped(result, spec, state.pieces())
         if not result.clipped:
             content = Content(state.digest, state.size, partial(payloads.pieces, cast("BinaryIO", spool)))

@@ -183,7 +183,6 @@ def _values(row: RoundRow, update: AcceptedUpdate, now: datetime) -> dict[str, A
         "layout": [[name, list(shape)] for name, shape in update.layout.items()],
         "norm": update.result.norm,
         "clipped": update.result.clipped,
-        "sent_ranks": update.result.sent_ranks,
         "training_epsilon": update.result.training_epsilon,
         "examples": update.result.examples,
         "pack_digest": update.pack,

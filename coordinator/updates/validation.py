@@ -85,7 +85,6 @@ class ValidationResult:
         norm: L2 norm over all adapter tensors, as sent.
         scale: factor of the state's distance from its start: 1, or less to bring it to `limits.clip_norm`.
         sketch: None = the update has none.
-        sent_ranks: ranks of all modules that have values, where clients choose among ranks.
         training_epsilon: the privacy cost of the client's training so far; None = training is not private.
     """
 
@@ -93,7 +92,6 @@ class ValidationResult:
     scale: float
     sketch: Sketch | None
     examples: int
-    sent_ranks: int | None = None
     training_epsilon: float | None = None
 
     @property

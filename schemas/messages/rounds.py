@@ -159,15 +159,6 @@ class RoundCounts(Strict):
     """Clients whose update was rejected."""
 
 
-class SentRanks(Strict):
-    """The number of ranks of an update with a value that is not zero, in `A` or in `B`."""
-
-    sent: int
-    """Ranks with values, over all modules."""
-    of: int
-    """All ranks, over all modules."""
-
-
 class ParticipationView(Strict):
     """One client's participation in one round; `epsilon` is the privacy budget spent on its sketches so far.
 
@@ -197,8 +188,6 @@ class ParticipationView(Strict):
     """Whether the client reported more examples than `limits.max_examples`."""
     rank: int | None = None
     """The rank of the update's `A` and `B`; null without an update, or without `A` and `B`."""
-    sent_ranks: SentRanks | None = None
-    """The number of ranks with values in the update; null unless clients choose ranks, as in `ca_pfl`."""
     staleness: int | None
     """Rounds since the client's last counted update; null without one."""
     scores: Scores | None

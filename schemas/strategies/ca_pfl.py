@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from pydantic import Field
 
@@ -13,12 +13,12 @@ from schemas.strategies.declaration import StrategyOptions
 class CaPflOptions(StrategyOptions):
     """How clients learn importance and select the values to send; the coordinator does not use them."""
 
+    removed: ClassVar[frozenset[str]] = frozenset({"cut"})
+
     density: Annotated[float, Field(gt=0, le=1)] = 0.27
     """Share of the values of A and B sent after the warm-up."""
     span: Annotated[float, Field(ge=0, le=1)] = 0.25
     """Density of the most important rank minus that of the least important."""
-    cut: Annotated[float, Field(ge=0, le=100)] = 0.0
-    """Ranks below this importance are not sent, and not trained after two such rounds; 0 = off."""
     warm_rounds: Annotated[int, Field(ge=0, le=100_000)] = 2
     """Warm-up in rounds: density falls from 1, and `alpha_s` rises."""
     alpha_s: Annotated[float, Field(ge=0, le=100)] = 0.01

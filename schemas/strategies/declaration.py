@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, model_validator
 
 from schemas.maths.adapter import Layout
 
@@ -15,9 +16,21 @@ class StrategyOptions(BaseModel):
     Coordinator and agent read the same facts, so that neither declares what the other one must know. The
     defaults are those of plain averaging. A subclass overrides a fact by a property, or by a class variable
     where options do not decide. No option has the name of a fact.
+
+    Attributes:
+        removed: options that stored plans may have, and that have no effect.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True)
+    removed: ClassVar[frozenset[str]] = frozenset()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_removed(cls, options: object) -> object:
+        # Manifests name the digests of plans, so that stored plans stay as they are.
+        if not isinstance(options, dict):
+            return options
+        return {name: value for name, value in options.items() if name not in cls.removed}
 
     @property
     def lora_only(self) -> bool:

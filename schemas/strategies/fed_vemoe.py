@@ -21,6 +21,7 @@ class FedVemoeOptions(StrategyOptions):
     """The number of experts, the choice of clients among them, and the changes of the bank."""
 
     adds_losses: ClassVar[bool] = False
+    removed: ClassVar[frozenset[str]] = frozenset({"merge_above"})
 
     experts: _Count = 6
     """The initial number of specialists, about twice the number of expected tasks."""
@@ -66,14 +67,6 @@ class FedVemoeOptions(StrategyOptions):
     """The number of rounds after an archived expert in which no other expert is archived."""
     merge_patience: _Count = 2
     """The number of consecutive rounds in which two experts must be equivalent before they are merged."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _without_removed(cls, options: object) -> object:
-        # Plans of version 0.2.0 may have it. Manifests name their digest, so that they stay as they are.
-        if not isinstance(options, dict):
-            return options
-        return {name: value for name, value in options.items() if name != "merge_above"}
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:

@@ -23,7 +23,6 @@ class ImportanceSummary(Strict):
     Attributes:
         density, residual, kl: in the last measured round; see `client_agent.adapters.variational.measures`.
         spread: (largest - smallest) / mean importance of a client's modules; ranks are unreliable if small.
-        ranks: the mean number of ranks that a module is trained in; None in results of before.
         agreement: mean Spearman correlation of modules' importance between two founders of one base model;
             1 for equal ranks, None without a comparable pair.
         seed: the first measured seed.
@@ -34,7 +33,6 @@ class ImportanceSummary(Strict):
     residual: Estimate
     kl: Estimate
     spread: Estimate
-    ranks: Estimate | None = None
     agreement: Estimate | None
     seed: int
     measures: dict[str, MeasuresFile]
@@ -56,9 +54,6 @@ def importance_of(results: Sequence[CellResult], founders: Sequence[str]) -> Imp
         residual=_estimated(measured, lambda file: file.rounds[-1].residual),
         kl=_estimated(measured, lambda file: file.rounds[-1].kl),
         spread=_estimated(measured, lambda file: _spread(list(file.modules.values()))),
-        ranks=_estimated(measured, lambda file: _mean(list(file.ranks.values())))
-        if all(file.ranks for seed_files in measured.values() for file in seed_files.values())
-        else None,
         agreement=estimate(agreements) if agreements else None,
         seed=first.seed,
         measures=_measured(first, [client.name for client in first.clients]),

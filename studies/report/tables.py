@@ -382,7 +382,7 @@ def _lone(report: Report) -> Table:
 
 def _importance(report: Report) -> Table:
     table = Table("method")
-    for name in ("sent", "unsent / learnt", "KL to the prior", "spread", "ranks", "agreement"):
+    for name in ("sent", "unsent / learnt", "KL to the prior", "spread", "agreement"):
         table.add_column(name, justify="right")
     for method in report.methods:
         if (summary := method.importance) is not None:
@@ -390,8 +390,7 @@ def _importance(report: Report) -> Table:
                 figure(value) for value in (summary.density, summary.residual, summary.kl, summary.spread)
             )
             agreement = difference(summary.agreement) if summary.agreement is not None else "-"
-            ranks = figure(summary.ranks) if summary.ranks is not None else "-"
-            table.add_row(method.method, *cells, ranks, agreement)
+            table.add_row(method.method, *cells, agreement)
     return table
 
 

@@ -1,8 +1,8 @@
 """Statistics of a round's importance posterior and of its sparse update. Pure.
 
-A round's file lists all rounds so far, so the newest file is enough to plot them; importance and rank per
-module are stored for the newest round only, which bounds the file. Values have six digits: the last bits of a
-long sum depend on memory layout, and a rewritten file must be identical.
+A round's file lists all rounds so far, so the newest file is enough to plot them; importance per module is
+stored for the newest round only, which bounds the file. Values have six digits: the last bits of a long sum
+depend on memory layout, and a rewritten file must be identical.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Annotated
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import AfterValidator, Field, ValidationError
+from pydantic import AfterValidator, Field, ValidationError, model_validator
 
 from client_agent.adapters.base import State
 from client_agent.adapters.variational.posterior import START, gamma_kl, importance
@@ -31,13 +31,11 @@ class PosteriorMeasures(Strict):
         kl: KL to the prior that was served, mean over modules and ranks, in nats.
         importance: the smallest importance a'/b', the median and the largest.
         modules: the mean importance over each module's ranks.
-        ranks: how many ranks of each module are trained.
     """
 
     kl: SixDigits
     importance: tuple[SixDigits, SixDigits, SixDigits]
     modules: dict[str, SixDigits]
-    ranks: dict[str, int]
 
 
 class Measures(Strict):
@@ -61,18 +59,22 @@ class Measures(Strict):
 
 
 class MeasuresFile(Strict):
-    """A round's file: statistics of all rounds so far; importance and ranks per module of the newest."""
+    """A round's file: statistics of all rounds so far; importance per module of the newest."""
 
     rounds: list[Measures]
     modules: dict[str, SixDigits] = Field(default_factory=dict)
-    ranks: dict[str, int] = Field(default_factory=dict)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_removed(cls, file: object) -> object:
+        # Files and results of version 0.2.0 have the number of trained ranks of each module (decision 87).
+        if not isinstance(file, dict):
+            return file
+        return {name: value for name, value in file.items() if name != "ranks"}
 
 
-def posterior_measures(gamma: torch.Tensor, served: State, trained: NDArray[np.bool_]) -> PosteriorMeasures:
-    """Compute statistics of a posterior; gamma (2, M, r), `served` holds the priors less `START`.
-
-    `trained` (M, r) marks the ranks that are in the model.
-    """
+def posterior_measures(gamma: torch.Tensor, served: State) -> PosteriorMeasures:
+    """Compute statistics of a posterior; gamma (2, M, r), `served` holds the priors less `START`."""
     modules = lora_modules(served)
     prior = torch.from_numpy(
         START + np.stack([served[prior_name(module)] for module in modules], 1)
@@ -82,7 +84,6 @@ def posterior_measures(gamma: torch.Tensor, served: State, trained: NDArray[np.b
         kl=float(gamma_kl(gamma[0], gamma[1], prior[0], prior[1]).mean()),
         importance=(float(s.min()), float(np.median(s)), float(s.max())),
         modules=dict(zip(modules, s.mean(1).tolist(), strict=True)),
-        ranks=dict(zip(modules, trained.sum(1).tolist(), strict=True)),
     )
 
 
@@ -90,10 +91,8 @@ def nonzero_share(update: Mapping[str, NDArray[np.float32]]) -> float:
     return sum(int(np.count_nonzero(v)) for v in update.values()) / sum(v.size for v in update.values())
 
 
-def with_round(
-    before: bytes | None, measures: Measures, modules: Mapping[str, float], ranks: Mapping[str, int]
-) -> bytes:
-    """Return the round's file: the rounds of the previous file, this round, its modules and their ranks.
+def with_round(before: bytes | None, measures: Measures, modules: Mapping[str, float]) -> bytes:
+    """Return the round's file: the rounds of the previous file, this round and its modules.
 
     An unreadable previous file counts as empty, since statistics must not stop an update.
     """
@@ -102,5 +101,5 @@ def with_round(
     except ValidationError:
         # Statistics must not stop an update.
         earlier = []
-    file = MeasuresFile(rounds=[*earlier, measures], modules=dict(modules), ranks=dict(ranks))
+    file = MeasuresFile(rounds=[*earlier, measures], modules=dict(modules))
     return file.model_dump_json(indent=1).encode()

@@ -68,8 +68,8 @@ def importance(gamma: Tensor) -> Tensor:
 
 
 def column_norms(tensors: Mapping[str, Tensor], modules: Sequence[str]) -> Tensor:
-    """Compute n_lj = |column j of module l's B|_1 of all ranks of all modules, in order: (n,)."""
-    return torch.cat([tensors[f"{module}.B"].abs().sum(0) for module in modules])
+    """Compute n_lj = |column j of module l's B|_1: (M, r)."""
+    return torch.stack([tensors[f"{module}.B"].abs().sum(0) for module in modules])
 
 
 def inverse_mean(gamma: Tensor) -> Tensor:

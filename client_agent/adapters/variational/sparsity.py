@@ -33,28 +33,28 @@ def least_density(layout: Layout) -> float:
     return fewest / size(layout)
 
 
-def unit_densities(
-    importance: Floats, lengths: NDArray[np.int64], count: int, *, span: float, cut: float
-) -> Floats:
+def unit_densities(importance: Floats, lengths: NDArray[np.int64], count: int, *, span: float) -> Floats:
     """Compute rho_lj = base + span minmax(s_lj) in [0, 1] (M, r) such that `count` values are sent.
 
-    `lengths` (M,) is the number of values per unit of a module. A unit with s_lj < cut has density 0. If all
-    units are equally important, all have the same density.
+    `lengths` (M,) is the number of values per unit of a module. If all units are equally important, all have
+    the same density.
     """
     low, high = float(importance.min()), float(importance.max())
     u = (importance - low) / (high - low) if high > low else np.zeros_like(importance)
-    weight = np.where(importance >= cut, lengths[:, None], 0).astype(np.float64)
 
     def at(base: float) -> Floats:
-        return np.where(weight > 0, np.clip(base + span * u, 0, 1), 0.0)
+        return np.clip(base + span * u, 0, 1)
+
+    def values(densities: Floats) -> float:
+        return float((lengths[:, None] * densities).sum())
 
     # The count grows with the base: bisection finds the one that fits.
     below, above = -span, 1.0  # density 0 everywhere, density 1 everywhere
-    if float((weight * at(above)).sum()) <= count:
+    if values(at(above)) <= count:
         return at(above)
     for _ in range(_HALVINGS):
         middle = (below + above) / 2
-        if float((weight * at(middle)).sum()) <= count:
+        if values(at(middle)) <= count:
             below = middle
         else:
             above = middle
@@ -67,7 +67,6 @@ def unit_marks(
     importance: Floats,
     *,
     span: float,
-    cut: float,
 ) -> Callable[[float], Marks]:
     """Return a function from density to masks: priors whole, and the largest values of each unit.
 
@@ -80,7 +79,7 @@ def unit_marks(
 
     def at(density: float) -> Marks:
         count = max(0, _allowed(layout, density))
-        units = unit_densities(importance, lengths, count, span=span, cut=cut)  # (M, r)
+        units = unit_densities(importance, lengths, count, span=span)  # (M, r)
         marks: Marks = {}
         for module, rho in zip(modules, units, strict=True):
             a, b = (_top_of_rows(order, rho) for order in orders[module])

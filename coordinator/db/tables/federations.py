@@ -190,7 +190,7 @@ class PayloadStoreRow(Table):
 
 
 class UpdateRow(Table):
-    """A client's accepted adapter state of one round; `sent_ranks` counts where clients choose among ranks.
+    """A client's accepted adapter state of one round.
 
     `payload_id` are the bytes as received. The state, float32 values in the order of `layout` (of [tensor,
     shape]), begins at `state_begin` of `state_payload_id`, which may be the same. Retention clears both.
@@ -212,7 +212,6 @@ class UpdateRow(Table):
     layout: Mapped[list[Any]]
     norm: Mapped[float]
     clipped: Mapped[bool]
-    sent_ranks: Mapped[int | None]
     training_epsilon: Mapped[float | None]
     examples: Mapped[int]
     pack_digest: Mapped[str | None]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
@@ -195,6 +196,31 @@ def test_byte_budget_holds_from_first_round(
     assert {name: tuple(shape) for name, shape in shown.items()} == layout_of(folder)
 
 
+@pytest.mark.slow
+def test_agent_continues_from_idle_ranks_of_before(pair: Callable[..., Pair]) -> None:
+    """A folder of version 0.2.0 under the option `cut`: counts of idle ranks, and moments without them."""
+    two = pair(rounds={"total": 3, "min_clients": 1})
+    first = two.run_round("aster")["aster"]
+    trained = TrainingResult.read(first.path / TRAINED)
+    idle = {"ranks.below": np.full(trained.private["posterior.u"].shape[1:], 2, np.float32)}
+    moments = {
+        name: values[:1] if name.startswith("l0.q.A.exp_avg") else values
+        for name, values in trained.optimiser.items()
+    }
+    stored = replace(
+        trained,
+        private=trained.private | idle,
+        start_private=trained.start_private | idle,
+        optimiser=moments,
+    )
+    first.write(TRAINED, stored.to_bytes())
+    second = two.run_round("aster")["aster"]
+    assert TrainingResult.read(second.path / TRAINED).private.keys() == {"posterior.u"}
+    assert {measured["round"] for measured in json.loads(second.read(MEASURES))["rounds"]} == {1, 2}
+    change = update_difference(second)
+    assert all(change[name].any() for name in change if name.endswith((".A", ".B")))
+
+
 def test_personal_model_is_kept_beside_served_one(pair: Callable[..., Pair]) -> None:
     two = pair(rounds={"total": 2, "min_clients": 1})
     folder, participant = two.run_round("aster")["aster"], two.members["aster"]
@@ -222,6 +248,7 @@ def test_personal_model_is_kept_beside_served_one(pair: Callable[..., Pair]) -> 
         ({"strategy": {"name": "ca_pfl", "options": {"base": 0.15}}}, "strategy.options.base"),
         ({"strategy": {"name": "ca_pfl", "options": {"max_bytes": 900}}}, "strategy.options.max_bytes"),
         ({"strategy": {"name": "ca_pfl", "options": {"modulator": True}}}, "strategy.options.modulator"),
+        ({"strategy": {"name": "ca_pfl", "options": {"cut": 0.3}}}, "strategy.options.cut"),
     ],
 )
 def test_incompatible_ca_pfl_plan_is_refused_by_field(

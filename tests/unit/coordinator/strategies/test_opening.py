@@ -30,10 +30,16 @@ def test_a_plan_opens_with_its_strategy_and_options() -> None:
     assert opened.options.least_rank == 3
 
 
-def test_a_removed_option_of_a_stored_plan_is_ignored() -> None:
-    stored = federation_plan("fed_vemoe", {"merge_above": 0.1, "merge_patience": 3})
-    assert open_plan(stored).strategy.bank.rules.merge_patience == 3  # type: ignore[union-attr]
-    assert stored.strategy.options["merge_above"] == 0.1  # manifests have the digest of this plan
+@pytest.mark.parametrize(
+    ("name", "removed", "kept"),
+    [("fed_vemoe", {"merge_above": 0.1}, {"merge_patience": 3}), ("ca_pfl", {"cut": 5.0}, {"span": 0.5})],
+)
+def test_a_removed_option_of_a_stored_plan_is_ignored(
+    name: str, removed: dict[str, float], kept: dict[str, float]
+) -> None:
+    stored = federation_plan(name, removed | kept)
+    assert open_plan(stored).options.model_dump(exclude_unset=True) == kept
+    assert stored.strategy.options == removed | kept  # manifests have the digest of this plan
 
 
 def test_strategies_are_made_in_a_single_module() -> None:

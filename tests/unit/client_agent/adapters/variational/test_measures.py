@@ -18,8 +18,6 @@ SERVED = {
     "l10.v.prior": np.array([[1, 1], [3, 3]], np.float32),
 }
 
-ALL = np.ones((2, 2), bool)
-
 
 def measured(number: int) -> Measures:
     return Measures(round=number, density=1 / 3, residual=0.5, kl=0.1, importance=(0.5, 1, 2), bytes=900)
@@ -27,40 +25,46 @@ def measured(number: int) -> Measures:
 
 def test_module_importance_is_mean_over_its_ranks() -> None:
     shapes, rates = [[1.0, 3.0], [2.0, 3.0]], [[1.0, 1.0], [4.0, 2.0]]
-    trained = np.array([[True, False], [True, True]])
-    measures = posterior_measures(torch.tensor([shapes, rates]), SERVED, trained)
+    measures = posterior_measures(torch.tensor([shapes, rates]), SERVED)
     assert measures.modules == {"l0.q": 2.0, "l10.v": 1.0}
     assert measures.importance == (0.5, 1.25, 3.0)
-    assert measures.ranks == {"l0.q": 1, "l10.v": 2}
 
 
 def test_divergence_is_zero_only_at_served_prior() -> None:
     prior = torch.tensor([[[2.0, 2.0], [3.0, 3.0]], [[2.0, 2.0], [5.0, 5.0]]])
-    assert posterior_measures(prior, SERVED, ALL).kl == pytest.approx(0, abs=1e-6)
+    assert posterior_measures(prior, SERVED).kl == pytest.approx(0, abs=1e-6)
     for place in np.ndindex(2, 2, 2):
         moved = prior.clone()
         moved[place] *= 1.5
-        assert posterior_measures(moved, SERVED, ALL).kl > 0.001
+        assert posterior_measures(moved, SERVED).kl > 0.001
 
 
 def test_measures_file_keeps_all_rounds_and_newest_modules() -> None:
-    first = with_round(None, measured(1), {"l0.q": 1.0, "l0.v": 2.0}, {})
-    second = with_round(first, measured(2), {"l0.q": 1.23456789, "l0.v": 0.5}, {"l0.q": 2, "l0.v": 1})
+    first = with_round(None, measured(1), {"l0.q": 1.0, "l0.v": 2.0})
+    second = with_round(first, measured(2), {"l0.q": 1.23456789, "l0.v": 0.5})
     read = MeasuresFile.model_validate_json(second)
     assert [measures.round for measures in read.rounds] == [1, 2]
     assert read.modules == {"l0.q": 1.23457, "l0.v": 0.5}
-    assert read.ranks == {"l0.q": 2, "l0.v": 1}
     assert json.loads(second)["rounds"][0] == json.loads(first)["rounds"][0]
     assert json.loads(second)["rounds"][1]["density"] == 0.333333
 
 
 @pytest.mark.parametrize("damage", [b"{", b'{"rounds": 3}', b""])
 def test_unreadable_measures_file_is_replaced(damage: bytes) -> None:
-    file = MeasuresFile.model_validate_json(with_round(damage, measured(3), {"l0.q": 1.0}, {}))
+    file = MeasuresFile.model_validate_json(with_round(damage, measured(3), {"l0.q": 1.0}))
     assert [measures.round for measures in file.rounds] == [3]
 
 
 def test_measures_file_without_modules_is_extended() -> None:
     earlier = json.dumps({"rounds": [measured(1).model_dump()]}).encode()
-    file = MeasuresFile.model_validate_json(with_round(earlier, measured(2), {"l0.q": 1.0}, {}))
+    file = MeasuresFile.model_validate_json(with_round(earlier, measured(2), {"l0.q": 1.0}))
     assert [measures.round for measures in file.rounds] == [1, 2]
+
+
+def test_measures_file_with_trained_ranks_is_read() -> None:
+    stored = {"rounds": [measured(1).model_dump()], "modules": {"l0.q": 1.0}, "ranks": {"l0.q": 2}}  # 0.2.0
+    file = MeasuresFile.model_validate_json(
+        with_round(json.dumps(stored).encode(), measured(2), {"l0.q": 0.5})
+    )
+    assert [measures.round for measures in file.rounds] == [1, 2]
+    assert file.modules == {"l0.q": 0.5}

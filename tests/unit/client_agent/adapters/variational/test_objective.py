@@ -123,10 +123,10 @@ def test_kappa_acts_on_its_own_module_and_rank() -> None:
     with torch.no_grad():
         for tensor in tensors.values():
             tensor.fill_(-0.1)
-    assert column_norms(tensors, modules).tolist() == [pytest.approx(0.5)] * 6
+    assert column_norms(tensors, modules).tolist() == [[pytest.approx(0.5)] * 2] * 3
     kappa = torch.full((3, 2), 1e9)
     kappa[1, 0] = 1.0
-    size_term(column_norms(tensors, modules), narrow(kappa).reshape(2, 6)).backward()  # type: ignore[no-untyped-call]
+    size_term(column_norms(tensors, modules), narrow(kappa)).backward()  # type: ignore[no-untyped-call]
     pulls = {name: tensor.grad.abs().sum(0) for name, tensor in tensors.items() if tensor.grad is not None}
     assert float(pulls["l0.v.B"][0]) > 1e-3
     assert max(float(pulls["l0.v.B"][1]), *(float(pulls[f"{m}.B"].max()) for m in ("l0.q", "l1.q"))) < 1e-8

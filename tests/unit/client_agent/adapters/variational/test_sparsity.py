@@ -37,7 +37,7 @@ def marks(
     importance: np.ndarray, tensors: dict[str, np.ndarray], density: float = 0.27, **changes: Any
 ) -> dict[str, Mask]:
     options = plan(**changes)
-    return unit_marks(tensors, lora_modules(tensors), importance, span=options.span, cut=options.cut)(density)
+    return unit_marks(tensors, lora_modules(tensors), importance, span=options.span)(density)
 
 
 def shares(mask: dict[str, Mask], module: str) -> tuple[np.ndarray, np.ndarray]:
@@ -83,7 +83,7 @@ def test_largest_values_of_a_unit_are_sent() -> None:
 
 
 def test_equally_important_units_get_equal_shares() -> None:
-    densities = unit_densities(flat(), np.array([80, 64, 80, 64]), 300, span=0.25, cut=0.0)
+    densities = unit_densities(flat(), np.array([80, 64, 80, 64]), 300, span=0.25)
     assert np.ptp(densities) == 0
 
 
@@ -99,22 +99,6 @@ def test_density_falls_to_its_goal_and_stays() -> None:
     assert density_at(plan(density=0.2), 1) == 0.2
 
 
-def test_rank_below_cut_leaves_room_to_others() -> None:
-    tensors = update()
-    importance = flat() * np.array([0.2, 1.0, 1.0, 1.0])
-    cut, whole = (marks(importance, tensors, cut=value) for value in (0.5, 0.0))
-    for module in lora_modules(tensors):
-        assert not shares(cut, module)[0][0]
-        assert not shares(cut, module)[1][0]
-        assert shares(cut, module)[0][1] > shares(whole, module)[0][1]
-
-
-def test_cut_above_all_importance_sends_priors_only() -> None:
-    tensors = update()
-    mask = marks(flat(), tensors, cut=2.0)
-    assert all(values.any() == name.endswith(".prior") for name, values in mask.items())
-
-
 @given(
     importance=st.lists(st.floats(1e-4, 1e4), min_size=16, max_size=16),
     density=st.floats(0.1, 0.9),
@@ -128,7 +112,7 @@ def test_sent_values_stay_within_density_and_bytes(
 ) -> None:
     tensors = update(seed=seed)
     learnt = np.array(importance).reshape(4, RANK)
-    at = unit_marks(tensors, lora_modules(tensors), learnt, span=span, cut=0.0)
+    at = unit_marks(tensors, lora_modules(tensors), learnt, span=span)
     mask = fit_budget(at, density, tensors, RECIPE, max_bytes)
     coded = encode(tensors, RECIPE, "test", keep=mask)  # refuses what the recipe does not allow
     layout = {name: values.shape for name, values in tensors.items()}
@@ -147,7 +131,7 @@ def test_sent_values_stay_within_density_and_bytes(
 
 def test_larger_density_includes_marks_of_smaller_one() -> None:
     tensors, importance = update(), np.random.default_rng(1).gamma(1.0, size=(4, RANK))
-    at = unit_marks(tensors, lora_modules(tensors), importance, span=0.25, cut=0.3)
+    at = unit_marks(tensors, lora_modules(tensors), importance, span=0.25)
     few, more = at(0.0), at(0.1)
     assert all(mask.any() == name.endswith(".prior") for name, mask in few.items())
     for density in (0.2, 0.5, 0.9):
@@ -162,7 +146,7 @@ def test_sparse_places_fit_half_the_bitmap_bytes() -> None:
     layout = in_order({**adapter, **prior_layout(adapter)})
     tensors = random_tensors(layout)
     bitmaps = sum(-(-values.size // 8) for values in tensors.values())
-    at = unit_marks(tensors, lora_modules(tensors), flat(), span=0.25, cut=0.0)
+    at = unit_marks(tensors, lora_modules(tensors), flat(), span=0.25)
     mask = fit_budget(at, 0.27, tensors, RECIPE, bitmaps // 2)
     assert 0.97 * (bitmaps // 2) < encoded_bytes(tensors, mask, RECIPE) <= bitmaps // 2
     assert sum(int(values.sum()) for values in mask.values()) > 1.5 * sum(

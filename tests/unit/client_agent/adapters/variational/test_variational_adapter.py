@@ -18,7 +18,7 @@ from client_agent.training.loop import TrainingOutcome
 from schemas.messages.federations import AdapterPlan, TrainingPlan
 from schemas.strategies.ca_pfl import CaPflOptions
 from tests.scene.local_training import train_with_penalty
-from tests.scene.tensors import zero_tensors
+from tests.scene.tensors import assert_same_bytes, random_tensors, zero_tensors
 
 PLAN = AdapterPlan(kind="lora", rank=3, scale=4.0, roles=("q", "v"))
 TRAINING = TrainingPlan(steps=6, batch_size=4, learning_rate=0.003, max_length=64)
@@ -68,10 +68,23 @@ def test_adapter_and_prior_travel_and_posterior_stays(tiny: Callable[..., BaseMo
     with placed(base) as adapter:
         assert {name.rpartition(".")[2] for name in adapter.layout} == {"A", "B", "prior"}
         assert adapter.layout["l0.q.prior"] == (2, 3)
-        assert adapter.private_state().keys() == {"posterior.u", "ranks.below"}
+        assert adapter.private_state().keys() == {"posterior.u"}
         served = zero_tensors(adapter.layout)
         adapter.load(served)
         assert not adapter.state()["l0.q.prior"].any()  # where everybody starts: a = b = 2
+
+
+def test_stored_counts_of_idle_ranks_are_ignored(tiny: Callable[..., BaseModel]) -> None:
+    base = tiny()
+    with placed(base) as adapter:
+        served = random_tensors(adapter.layout, scale=0.1)
+        adapter.load(served)
+        private = {name: values + np.float32(0.3) for name, values in adapter.private_state().items()}
+        idle = np.full(private["posterior.u"].shape[1:], 2, np.float32)  # version 0.2.0: no rank is trained
+        adapter.load_private(private | {"ranks.below": idle})
+        assert_same_bytes(adapter.private_state(), private)
+        assert adapter.named_parameters()["l0.q.A"].shape == adapter.layout["l0.q.A"]
+        assert adapter.as_lora()
 
 
 def test_mean_prior_is_moving_average_of_posteriors(
