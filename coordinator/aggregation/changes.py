@@ -1,8 +1,8 @@
 """Compare what clients change in a round, with what they changed before.
 
-d_i is the state that client i delivers minus the weights that it was served for the round. Clients of tasks that
-contradict each other begin with the same weights, and each pulls them its own way: the cosine of d_i and d_j
-tells them apart, where gradients of the bare model are alike (docs/decisions/0074).
+d_i is the state that client i delivers minus the weights that it was served for the round. Clients of tasks
+that contradict each other begin with the same weights, and each pulls them its own way: the cosine of d_i and
+d_j tells them apart, where gradients of the bare model are alike (docs/decisions/0074).
 
 Rounds are added with decay, weighted by the lengths of the changes: as the learning rate falls to zero,
 changes become noise, and what was seen before stands.
