@@ -91,14 +91,16 @@ def test_harmful_mixing_is_red_and_noise_is_neutral(
 ) -> None:
     federation_id, silos = running(served, **plan(rounds={"total": 2, "min_clients": 2}))
     one_round(served, federation_id, silos, 1, [1.0, 3.0])
-    for silo in silos:
-        sent = scored({"loss": 1.5}) | {"mixing": {"value": change, "error": 0.05, "count": 96}}
-        assert silo.http.put(url(silo, 1, "/scores"), json=sent).status_code == 204
+    for silo, began in zip(silos, ("trained" if verdict else "served", "served"), strict=True):
+        mixing_of_silo = {"value": change, "error": 0.05, "count": 96}
+        scores = scored({"loss": 1.5}) | {"mixing": mixing_of_silo, "began": began}
+        assert silo.http.put(url(silo, 1, "/scores"), json=scores).status_code == 204
     _open(page, served, federation_id)
     mixing = page.locator(".fact").filter(has_text="by mixing")
     expect(mixing.locator("b")).to_have_class(verdict)
     expect(mixing).to_contain_text(detail)
     expect(page.locator("#clients .bad")).to_have_count(2 if verdict else 0)
+    expect(page.locator("#clients .bad").filter(has_text="declined")).to_have_count(1 if verdict else 0)
 
 
 def test_the_list_of_federations_names_missing_clients(
