@@ -108,9 +108,9 @@ class VariationalAdapter(AdapterBase):
         """
         # Version 0.2.0 stored counts for an option that is gone (docs/decisions/0087), and agents are
         # upgraded in the middle of a federation.
-        known = {name: values for name, values in state.items() if name != "ranks.below"}
-        require_fit({_POSTERIOR: tuple(self._posterior.u.shape)}, known)
-        copy_in(self._variational, known)
+        own_state = {name: values for name, values in state.items() if name != "ranks.below"}
+        require_fit({_POSTERIOR: tuple(self._posterior.u.shape)}, own_state)
+        copy_in(self._variational, own_state)
 
     def merged_state(self) -> Arrays:
         return self.state()
