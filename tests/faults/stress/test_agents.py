@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
+
 from tests.faults.stress import one_hot, summed
 from tests.faults.stress.agents import wait_for_the_end
 from tests.scene.coordinator import Served
@@ -19,6 +21,7 @@ def test_an_undisturbed_trial_passes_its_checks(
         one_hot.check(trial, database_url, federation_id, agents)
 
 
+@pytest.mark.slow
 def test_an_undisturbed_summed_trial_passes_its_checks(
     serve: Callable[..., Served], fresh_database: Callable[[str], str]
 ) -> None:
