@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Final
 
@@ -14,6 +15,8 @@ from studies.report.summary import Report
 
 _MARKS: Final = {"born": ("*", "born"), "pruned": ("X", "archived"), "merged": ("v", "merged")}
 _INK = "#222222"
+_EVENT_STEP = 0.07
+"""Distance between the marks of events at the same point, as a share of members."""
 
 
 def expert_utilization(report: Report) -> Figure | None:
@@ -97,13 +100,17 @@ def _utilization(axes: Axes, bank: BankRecord) -> None:
         style = ChartStyle.nth(index)
         style.curve(axes, rounds, values, values, values, f"expert {expert.expert}")
     labelled: set[str] = set()
+    drawn: Counter[tuple[int, float]] = Counter()
     for event in bank.events:
         marker, label = _MARKS[event.change]
         place = min(last, event.round + 1) if event.change == "born" else event.round
         share = dict(bank.share(event.expert)).get(place, 0.0)
+        # Experts that end unused in the same round would hide each other.
+        height = share + _EVENT_STEP * drawn[place, share]
+        drawn[place, share] += 1
         axes.plot(
             place,
-            share,
+            height,
             marker,
             color=_INK,
             markersize=10,
@@ -111,5 +118,5 @@ def _utilization(axes: Axes, bank: BankRecord) -> None:
             label=label if label not in labelled else None,
             zorder=5,
         )
-        axes.annotate(str(event.expert), (place, share), (6, 6), textcoords="offset points", fontsize=8)
+        axes.annotate(str(event.expert), (place, height), (6, 6), textcoords="offset points", fontsize=8)
         labelled.add(label)

@@ -72,6 +72,16 @@ def test_utilization_has_lines_for_experts_and_marked_changes(tmp_path: Path) ->
     assert expert_utilization(report(tmp_path, bank=None)) is None
 
 
+def test_marks_of_changes_at_one_point_are_apart(tmp_path: Path) -> None:
+    pruned = next(event for event in BANK.events if event.change == "pruned")
+    twin = pruned.model_copy(update={"change": "merged", "peer": 1})
+    bank = BANK.model_copy(update={"events": [*BANK.events, twin]})
+    figure = expert_utilization(report(tmp_path, bank=bank))
+    assert figure is not None
+    (axes,) = figure.axes
+    assert len({text.xy for text in axes.texts}) == len(axes.texts) == 3
+
+
 def test_negative_transfer_is_paired_by_client_and_seed(tmp_path: Path) -> None:
     summary = report(tmp_path)
     figure = negative_transfer(summary, chart_styles(summary))
