@@ -120,20 +120,20 @@ def guard_weights(
     """
     cohort = weighing.cohort
     weights: dict[Kind, Floats] = {}
-    inner: dict[Kind, Floats] = {}
+    kind_products: dict[Kind, Floats] = {}
     reductions: dict[Kind, NDArray[np.uint8]] = {}
     applied: dict[Kind, Floats] = {}
     for kind, module in cohort.kinds().items():
         relevance = weighing.of_module(module)
-        inner[kind] = products.get(kind, np.zeros_like(relevance))
+        kind_products[kind] = products.get(kind, np.zeros_like(relevance))
         weights[kind], reductions[kind], applied[kind] = _guarded(
-            relevance, inner[kind], cohort, caps, between
+            relevance, kind_products[kind], cohort, caps, between
         )
-    return GuardedWeights(cohort, weights, inner, reductions, applied)
+    return GuardedWeights(cohort, weights, kind_products, reductions, applied)
 
 
 def _guarded(
-    relevance: Floats, product: Floats, cohort: Cohort, caps: Caps, between: Callable[[], None]
+    relevance: Floats, kind_products: Floats, cohort: Cohort, caps: Caps, between: Callable[[], None]
 ) -> tuple[Floats, NDArray[np.uint8], Floats]:
     weights, reductions = np.zeros_like(relevance), np.zeros(relevance.shape, np.uint8)
     applied = np.array([1.0 if facts.age is None else caps.peer for facts in cohort.clients])
@@ -145,13 +145,15 @@ def _guarded(
             weights[i] = relevance[i]
             continue
         places = np.append(peers, i)
-        inner, w = product[np.ix_(places, places)], row[peers]
+        products, peer_weights = kind_products[np.ix_(places, places)], row[peers]
         # Peers of the receiver's own organisation are not limited together: they get -1.
-        foreign = np.array([organisations[j] if organisations[j] != organisations[i] else -1 for j in peers])
+        organisation_ids = np.array(
+            [organisations[j] if organisations[j] != organisations[i] else -1 for j in peers]
+        )
         if facts.age is None:
-            allowed, reasons = _newcomer(w, inner[:-1, :-1], foreign, caps)
+            allowed, reasons = _newcomer(peer_weights, products[:-1, :-1], organisation_ids, caps)
         else:
-            allowed, reasons, applied[i] = _established(w, inner, foreign, caps)
+            allowed, reasons, applied[i] = _established(peer_weights, products, organisation_ids, caps)
             weights[i, i] = max(0.0, 1.0 - allowed.sum())
         weights[i, peers], reductions[i, peers] = allowed, reasons
         between()
@@ -159,67 +161,68 @@ def _guarded(
 
 
 def _established(
-    w: Floats, inner: Floats, foreign: NDArray[np.int_], caps: Caps
+    peer_weights: Floats, products: Floats, organisation_ids: NDArray[np.int_], caps: Caps
 ) -> tuple[Floats, NDArray[np.uint8], float]:
-    """Guard a client with an update of its own, the last place of `inner` (n + 1, n + 1)."""
-    lengths = np.sqrt(np.diag(inner))
+    """Guard a client with an update of its own, the last place of `products` (n + 1, n + 1)."""
+    lengths = np.sqrt(np.diag(products))
     clip = _clip(lengths, lengths[-1])  # (n + 1,)
-    cosine = np.nan_to_num(_cosines(inner)[-1, :-1])
+    cosine = np.nan_to_num(_cosines(products)[-1, :-1])
     agrees = cosine > (0.0 if caps.strict else _AGREES)
     # All peers oppose: the receiver keeps its own update.
     if not agrees.any():
         reasons = WeightReduction.OPPOSED | WeightReduction.LARGE * (clip[:-1] < 1)
-        return np.zeros_like(w), reasons.astype(np.uint8), caps.peer
-    alike = _near_copies(inner, lengths[-1], np.eye(len(lengths))[-1])[:-1, :-1]
+        return np.zeros_like(peer_weights), reasons.astype(np.uint8), caps.peer
+    copies = _near_copies(products, lengths[-1], np.eye(len(lengths))[-1])[:-1, :-1]
     # Copies and clients of one organisation share one cap.
-    together = alike | _same_organisation(foreign)
-    sums = together.astype(np.float64)
-    voices = np.where(agrees, w / _count(alike), 0.0)
+    same_voice = copies | _same_organisation(organisation_ids)
+    sets = same_voice.astype(np.float64)
+    voices = np.where(agrees, peer_weights / _count(copies), 0.0)
     if caps.strict:
         target, cap = voices * cosine, caps.peer
     else:
         # The weight of peers that disagree goes to the others and to the receiver, in proportion to theirs.
-        own_weight = max(0.0, 1.0 - w.sum())
+        own_weight = max(0.0, 1.0 - peer_weights.sum())
         target = voices / (voices.sum() + own_weight)
-        cap = max(caps.peer, caps.peers / _voices(voices[agrees], together[np.ix_(agrees, agrees)]))
+        cap = max(caps.peer, caps.peers / _voices(voices[agrees], same_voice[np.ix_(agrees, agrees)]))
     # What the caps cut off stays with the receiver: more of it for other peers would go to other tasks.
-    allowed = _capped(target, sums, cap)
+    allowed = _capped(target, sets, cap)
     # The last cap bounds all peers together, however many there are.
     allowed = allowed * min(1.0, caps.peers / max(allowed.sum(), _NO_DIVISION_BY_ZERO))
     reasons = (
         WeightReduction.LARGE * (clip[:-1] < 1)
         | WeightReduction.OPPOSED * ~agrees
-        | WeightReduction.COPIES * (_count(alike) > 1)
+        | WeightReduction.COPIES * (_count(copies) > 1)
         | WeightReduction.CAPPED * (allowed < target * (1 - _ROUNDING))
     )
     return allowed * clip[:-1], reasons.astype(np.uint8), cap
 
 
 def _newcomer(
-    w: Floats, inner: Floats, foreign: NDArray[np.int_], caps: Caps
+    peer_weights: Floats, products: Floats, organisation_ids: NDArray[np.int_], caps: Caps
 ) -> tuple[Floats, NDArray[np.uint8]]:
-    """Guard a client without an update of its own, which could be compared to peers; the row sums to 1.
+    """Guard a newcomer, which has no update to compare with those of its peers; the row sums to 1.
 
-    Peers are cut to the weighted median of their lengths. Copies and organisations have one vote each, and
-    `caps.peer` at most, or an equal share if so few peers have weight that this is more: a sketch may be a
-    guess. Weight that is cut off goes to the remaining peers, limited as in `_filled`.
+    Updates are cut to the weighted median of the peers' lengths. Copies share one voice, and so do the
+    clients of an organisation. A voice gets at most `caps.peer`, or an equal share if that is more: the
+    newcomer's sketch may be a guess. Weight that is cut off goes to the remaining peers; see `_filled`.
     """
-    lengths = np.sqrt(np.diag(inner))
-    clip = _clip(lengths, _median(lengths, w))
-    alike, colleagues = _near_copies(inner, float(lengths.mean()), w / w.sum()), _same_organisation(foreign)
-    together = alike | colleagues
-    target = w / _count(together)
+    lengths = np.sqrt(np.diag(products))
+    clip = _clip(lengths, _median(lengths, peer_weights))
+    copies = _near_copies(products, float(lengths.mean()), peer_weights / peer_weights.sum())
+    colleagues = _same_organisation(organisation_ids)
+    same_voice = copies | colleagues
+    target = peer_weights / _count(same_voice)
     target = target / target.sum()
-    cap = max(caps.peer, 1.0 / float((1.0 / _count(together)).sum()))
-    allowed = _filled(target, together.astype(np.float64), cap)
+    cap = max(caps.peer, 1.0 / float((1.0 / _count(same_voice)).sum()))
+    allowed = _filled(target, same_voice.astype(np.float64), cap)
     allowed = allowed / allowed.sum()
     weights, uncut = allowed * clip, clip == 1
-    # What the cut takes from long updates goes to the others, so that the row sums to 1 again.
+    # The weight that the cut takes from long updates goes to the other updates: the row sums to 1 again.
     weights[uncut] *= (1.0 - weights[~uncut].sum()) / weights[uncut].sum()
     capped = (_count(colleagues) > 1) | (allowed < target * (1 - _ROUNDING))
     reasons = (
         WeightReduction.LARGE * (clip < 1)
-        | WeightReduction.COPIES * (_count(alike) > 1)
+        | WeightReduction.COPIES * (_count(copies) > 1)
         | WeightReduction.CAPPED * capped
     )
     return weights, reasons.astype(np.uint8)
@@ -238,69 +241,73 @@ def _clip(lengths: Floats, most: float) -> Floats:
     return shorter
 
 
-def _near_copies(inner: Floats, length: float, seen_from: Floats) -> NDArray[np.bool_]:
+def _near_copies(products: Floats, length: float, origin_weights: Floats) -> NDArray[np.bool_]:
     """Return the pairs of n updates that are nearly equal after scaling to one length, (n, n).
 
-    Directions are compared as seen from the mean under the weights `seen_from` (n,): the receiver's own
-    update, if it has one.
+    `products` (n, n) are their inner products, `length` the common length. Directions are compared relative
+    to the mean of the updates under `origin_weights` (n,): for an established client, its own update alone.
     """
-    lengths = np.sqrt(np.diag(inner))
+    lengths = np.sqrt(np.diag(products))
     scale = np.divide(length, lengths, out=np.zeros_like(lengths), where=lengths > 0)
-    inner = inner * scale[:, None] * scale[None, :]
-    # After rounds of averaging all updates are nearly equal as seen from the start. What clients have
-    # trained since, by which they differ from copies, shows only as seen from the mean.
-    towards = inner @ seen_from
-    away = inner - towards[:, None] - towards[None, :] + seen_from @ towards
-    alike = _cosines(away) > _COPIES
-    np.fill_diagonal(alike, True)
-    return alike
+    products = products * scale[:, None] * scale[None, :]
+    # Relative to the common start, averaging makes all updates nearly equal after some rounds. Only relative
+    # to the mean do independent updates differ, by their latest training, and copies not.
+    origin_products = products @ origin_weights
+    centred = (
+        products - origin_products[:, None] - origin_products[None, :] + origin_weights @ origin_products
+    )
+    copies = _cosines(centred) > _COPIES
+    np.fill_diagonal(copies, True)
+    return copies
 
 
-def _same_organisation(foreign: NDArray[np.int_]) -> NDArray[np.bool_]:
+def _same_organisation(organisation_ids: NDArray[np.int_]) -> NDArray[np.bool_]:
     """Return the pairs of one organisation that is not the receiver's (-1), (n, n); True on the diagonal."""
-    equal: NDArray[np.bool_] = (foreign[:, None] == foreign[None, :]) & (foreign >= 0)[:, None]
+    equal: NDArray[np.bool_] = (organisation_ids[:, None] == organisation_ids[None, :]) & (
+        organisation_ids >= 0
+    )[:, None]
     np.fill_diagonal(equal, True)
     return equal
 
 
-def _count(together: NDArray[np.bool_]) -> Floats:
-    return np.asarray(np.count_nonzero(together, axis=1), np.float64)
+def _count(pairs: NDArray[np.bool_]) -> Floats:
+    return np.asarray(np.count_nonzero(pairs, axis=1), np.float64)
 
 
-def _voices(weights: Floats, together: NDArray[np.bool_]) -> float:
+def _voices(weights: Floats, same_voice: NDArray[np.bool_]) -> float:
     """Return the number of voices among n accepted peers: 1 / the sum of their squared shares.
 
-    Peers of other tasks, whose weight is next to nothing, leave a small group its size. There are at least
-    two voices if two independent peers agree: who imitates the receiver's task best could otherwise take the
-    weight of all others, and with it their caps.
+    Peers of other tasks have almost no weight, and so do not add to a small group's voices. There are at
+    least two voices if two independent peers agree: otherwise a peer that imitates the receiver's task could
+    take the weight of the others, and with it their caps.
     """
     shares = weights / max(weights.sum(), _NO_DIVISION_BY_ZERO)
-    independent = float((1.0 / _count(together)).sum())
-    effective = 1.0 / max(float(shares @ together @ shares), _NO_DIVISION_BY_ZERO)
+    independent = float((1.0 / _count(same_voice)).sum())
+    effective = 1.0 / max(float(shares @ same_voice @ shares), _NO_DIVISION_BY_ZERO)
     return min(independent, max(2.0, effective))
 
 
-def _capped(target: Floats, sums: Floats, cap: float) -> Floats:
-    """Limit each weight to the cap, and then the sum of each set to the cap; (n,)."""
+def _capped(target: Floats, sets: Floats, cap: float) -> Floats:
+    """Limit each weight to the cap, then the sum of each set (a row of `sets`, (n, n)) to the cap; (n,)."""
     allowed = np.minimum(target, cap)
-    totals = sums @ allowed
-    cut: Floats = allowed * np.minimum(1.0, cap / np.maximum(totals, _NO_DIVISION_BY_ZERO))
-    return cut
+    totals = sets @ allowed
+    limited: Floats = allowed * np.minimum(1.0, cap / np.maximum(totals, _NO_DIVISION_BY_ZERO))
+    return limited
 
 
-def _filled(target: Floats, sums: Floats, cap: float) -> Floats:
+def _filled(target: Floats, sets: Floats, cap: float) -> Floats:
     """Limit to the caps, and distribute the weight that is cut off to clients below their caps; (n,)."""
-    whole = target.sum() * (1 - _ROUNDING)
+    total = target.sum() * (1 - _ROUNDING)
     # All weights are multiplied by one scale before the cut. The sum grows with the scale, so that
     # bisection finds the scale at which nothing is lost.
     low, high = 1.0, 1.0
-    while _capped(high * target, sums, cap).sum() < whole and high < _MOST_FILLING:
+    while _capped(high * target, sets, cap).sum() < total and high < _MOST_FILLING:
         low, high = high, 2 * high
     for _ in range(_HALVINGS if high > 1.0 else 0):
         middle = (low + high) / 2
-        enough = _capped(middle * target, sums, cap).sum() >= whole
-        low, high = (low, middle) if enough else (middle, high)
-    return _capped(low * target, sums, cap)
+        reaches_total = _capped(middle * target, sets, cap).sum() >= total
+        low, high = (low, middle) if reaches_total else (middle, high)
+    return _capped(low * target, sets, cap)
 
 
 def _cosines(inner: Floats) -> Floats:
