@@ -60,83 +60,84 @@ class _MovablePayload:
 
 
 def home(database: Database, url: str) -> str:
-    """Return the folder of this database's objects in a store, so that two databases may share it."""
+    """Return the folder of this database's objects in a store; two databases may share a store."""
     with database.read() as session:
         key = session.scalars(select(ServerIdentityRow.public_key)).one()
     return f"{url.rstrip('/')}/{thumbprint(key)[:16]}"
 
 
 def move(
-    database: Database, to: str, *, smallest: int = SMALLEST, settled: timedelta | None = None
+    database: Database, destination: str, *, smallest: int = SMALLEST, min_age: timedelta | None = None
 ) -> Iterator[int]:
-    """Move all finished payloads that are elsewhere; yield the bytes of each. May be stopped at any time.
+    """Move all finished payloads to rows or to a store; yield the bytes of each. May be stopped at any time.
 
     Args:
-        to: `rows`, or the URL of a store.
-        smallest: payloads of fewer bytes stay where they are.
-        settled: those of a lower age too, and those that open rounds or the next ones read.
+        destination: `rows`, or the URL of a store.
+        smallest: payloads of fewer bytes are not moved.
+        min_age: younger payloads, and payloads that an open round or the next one reads, are not moved
+            either; None = no such limit.
 
     Raises:
         Unavailable: the store does not answer; repeat the call.
         NotOwner: another database claims the store.
         LookupError: a payload's bytes are missing, or are not those of its digest.
     """
-    base = None if to == ROWS else home(database, to)
-    owner = None if base is None else Ownership(database, base)
+    folder = None if destination == ROWS else home(database, destination)
+    owner = None if folder is None else Ownership(database, folder)
     after = 0
-    while batch := _elsewhere(database, base, smallest, settled, after):
+    while batch := _elsewhere(database, folder, smallest, min_age, after):
         for payload in batch:
             after = payload.id
-            if base is None or owner is None:
+            if folder is None or owner is None:
                 moved = _move_to_rows(database, payload)
             else:
                 owner.keep()
                 # A new name for each attempt: an object is never overwritten, whoever wrote it.
-                moved = _move_to_store(database, payload, f"{base}/{payload.id}-{secrets.token_hex(8)}")
+                moved = _move_to_store(database, payload, f"{folder}/{payload.id}-{secrets.token_hex(8)}")
             if moved:
                 yield payload.size
 
 
 def move_settled(
-    database: Database, to: str, is_stopping: Callable[[], bool], *, settled: timedelta = SETTLED
+    database: Database, destination: str, is_stopping: Callable[[], bool], *, min_age: timedelta = SETTLED
 ) -> None:
-    """Move the payloads that are older than `settled`, and that no open round reads, until it is stopping."""
-    moved = 0
-    for size in move(database, to, settled=settled):
-        moved += size
+    """Move the payloads that are older than `min_age` and that no open round reads, until a stop."""
+    moved_bytes = 0
+    for size in move(database, destination, min_age=min_age):
+        moved_bytes += size
         if is_stopping():
             break
-    if moved:
-        log.info("payloads-moved", bytes=moved)
+    if moved_bytes:
+        log.info("payloads-moved", bytes=moved_bytes)
 
 
 def sweep(database: Database, url: str, *, unused: timedelta = _UNUSED) -> int:
-    """Delete objects of this database that are older than `unused` and no payload's; return their number.
+    """Delete this database's objects that are older than `unused` and hold no payload; return their number.
 
-    Collected and moved payloads leave such objects, and so does a kill between object and commit.
+    Such objects remain after a payload was collected or moved, and after a kill between upload and commit.
 
     Raises:
         NotOwner: another database claims the store.
         Unavailable: the store does not answer.
     """
-    base, swept = home(database, url), 0
-    owner = Ownership(database, base)
+    folder, deleted = home(database, url), 0
+    owner = Ownership(database, folder)
     owner.keep()
-    for batch in object_store.listed(base):
+    for batch in object_store.listed(folder):
         owner.keep()
         with database.read() as session:
             oldest = database_time(session) - unused
             # Another database that uses the folder gets time to dispute it.
             if owner.owned_since(session) >= oldest:
                 return 0
-            old = [place for place, changed in batch if changed < oldest]
-            in_use = set(session.scalars(select(PayloadRow.place).where(PayloadRow.place.in_(old))))
-        orphans = [place for place in old if place not in in_use]
+            old_places = [place for place, changed in batch if changed < oldest]
+            in_use = set(session.scalars(select(PayloadRow.place).where(PayloadRow.place.in_(old_places))))
+        orphans = [place for place in old_places if place not in in_use]
         object_store.delete(orphans)
-        swept += len(orphans)
-    if swept:
-        log.info("objects-swept", objects=swept)
-    return swept
+        deleted += len(orphans)
+    if deleted:
+        log.info("objects-swept", objects=deleted)
+    return deleted
 
 
 def missing(database: Database, *, digests: bool = False) -> Iterator[str]:
@@ -173,11 +174,11 @@ def _placed(database: Database) -> Iterator[_MovablePayload]:
 
 
 def _elsewhere(
-    database: Database, base: str | None, smallest: int, settled: timedelta | None, after: int
+    database: Database, folder: str | None, smallest: int, min_age: timedelta | None, after: int
 ) -> list[_MovablePayload]:
     column = PayloadRow.place
     is_elsewhere = (
-        column.is_not(None) if base is None else or_(column.is_(None), ~column.startswith(f"{base}/"))
+        column.is_not(None) if folder is None else or_(column.is_(None), ~column.startswith(f"{folder}/"))
     )
     with database.read() as session:
         query = (
@@ -191,8 +192,8 @@ def _elsewhere(
             .order_by(PayloadRow.id)
             .limit(_BATCH)
         )
-        if settled is not None:
-            age = PayloadRow.created_at <= database_time(session) - settled
+        if min_age is not None:
+            age = PayloadRow.created_at <= database_time(session) - min_age
             query = query.where(age, ~payloads_in_use.is_current())
         return [
             _MovablePayload(payload_id, str(digest), size, place)
@@ -208,11 +209,11 @@ def _move_to_store(database: Database, payload: _MovablePayload, place: str) -> 
     digests = _piece_digests(payload, place)
     with database.write() as session:
         values = _claim(payload).values(place=place, piece_digests=digests)
-        is_there = session.connection().execute(values).rowcount == 1
-        if is_there:
+        is_moved = session.connection().execute(values).rowcount == 1
+        if is_moved:
             session.execute(delete(ChunkRow).where(ChunkRow.payload_id == payload.id))
             may_crash("payload-moved")
-    return is_there
+    return is_moved
 
 
 def _move_to_rows(database: Database, payload: _MovablePayload) -> bool:
@@ -221,10 +222,10 @@ def _move_to_rows(database: Database, payload: _MovablePayload) -> bool:
             spool.write(piece)
         with database.write() as session:
             values = _claim(payload).values(place=None, piece_digests=None)
-            is_there = session.connection().execute(values).rowcount == 1
-            if is_there:
+            is_moved = session.connection().execute(values).rowcount == 1
+            if is_moved:
                 payloads.append(session, payload.id, 0, payloads.pieces(spool))
-    return is_there
+    return is_moved
 
 
 def _piece_digests(payload: _MovablePayload, place: str) -> bytes:
@@ -238,9 +239,9 @@ def _piece_digests(payload: _MovablePayload, place: str) -> bytes:
 
 
 def _claim(payload: _MovablePayload) -> Update:
-    """Return an update of a payload that is still where it was."""
-    is_where_it_was = PayloadRow.place.is_not_distinct_from(payload.place)
-    return update(PayloadRow).where(PayloadRow.id == payload.id, is_where_it_was)
+    """Return an SQL update of a payload, which changes no row if the payload was moved meanwhile."""
+    is_unmoved = PayloadRow.place.is_not_distinct_from(payload.place)
+    return update(PayloadRow).where(PayloadRow.id == payload.id, is_unmoved)
 
 
 def _object(place: str, size: int) -> Iterator[bytes]:
@@ -255,8 +256,8 @@ def _verified(payload: _MovablePayload, content: Iterator[bytes]) -> Iterator[by
         hasher.update(piece)
         yield piece
     if digest_from_hash(hasher.hexdigest()) != payload.digest:
-        where = payload.place or ROWS
-        raise LookupError(f"payload {payload.id} at {where} does not have its digest; restore a backup")
+        place = payload.place or ROWS
+        raise LookupError(f"payload {payload.id} at {place} does not have its digest; restore a backup")
 
 
 def require(database: Database, url: str) -> None:

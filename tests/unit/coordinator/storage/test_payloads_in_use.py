@@ -43,7 +43,7 @@ FRAMED: Layout = {"b0.q.P": (4, 4), "b0.q.Q": (4,)}
 
 def move_settled_payloads(database: Database, store: str, smallest: int = 1) -> int:
     """Move the payloads that a coordinator moves, whatever their age; return their number."""
-    return len(list(payload_moves.move(database, store, smallest=smallest, settled=NOW)))
+    return len(list(payload_moves.move(database, store, smallest=smallest, min_age=NOW)))
 
 
 def random_update(layout: Layout, seed: int) -> Sent:
@@ -125,7 +125,7 @@ def test_concurrent_moves_of_replicas_lose_no_payload(
 
     def replica() -> None:
         with closing(Database(database.url)) as connection:
-            payload_moves.move_settled(connection, store, lambda: False, settled=NOW)
+            payload_moves.move_settled(connection, store, lambda: False, min_age=NOW)
 
     assert not run_at_once(dict.fromkeys(range(REPLICAS), replica), barrier=all_have_put)
     assert sorted(moved) == sorted(map(len, bodies))  # each by one replica
@@ -152,7 +152,7 @@ def test_requests_of_a_round_of_eight_silos(
     database = sqlite_database
     server_key.load(database, KEY)
     closed = eight_silos(database, plan("fedavg"))
-    moved = list(payload_moves.move(database, s3.bucket, settled=None if by_hand else NOW))
+    moved = list(payload_moves.move(database, s3.bucket, min_age=None if by_hand else NOW))
     assert len(moved) == (8 if by_hand else 0)
     before = s3.requests("GET")
     publish(database, block_bytes=192 * 2**20)
