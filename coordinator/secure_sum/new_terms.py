@@ -78,12 +78,12 @@ class ReadyClient:
     profile: Profile
 
 
-def ready_clients(session: Session, round_id: int, *, but: Collection[str]) -> list[ReadyClient]:
-    """Return the enrolled ready clients of a round, without those of `but`, the first ready first."""
+def ready_clients(session: Session, round_id: int, *, excluded: Collection[str]) -> list[ReadyClient]:
+    """Return the enrolled ready clients of a round without the `excluded` ids, the first ready first."""
     return [
         ReadyClient(client_id, base_model, Profile.model_validate(profile))
         for client_id, base_model, profile in run(session, _READY, {"round": round_id})
-        if client_id not in but
+        if client_id not in excluded
     ]
 
 

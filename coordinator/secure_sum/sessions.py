@@ -56,7 +56,7 @@ def open_first(
     session: Session, federation: FederationRow, row: RoundRow, now: datetime, key: ServerKey
 ) -> None:
     """Open the first session of a round, or abandon the round if too few clients are left."""
-    if not _open(session, federation, row, 1, ready_clients(session, row.id, but=()), now, key):
+    if not _open(session, federation, row, 1, ready_clients(session, row.id, excluded=()), now, key):
         transitions.abandon(session, federation, row, TOO_FEW_MEMBERS)
 
 
@@ -95,21 +95,21 @@ def abort(
     *,
     alive: Sequence[int],
 ) -> None:
-    """Abort a session, and open the next one with its living members, or abandon the round.
+    """Abort a session, and open the next one with the members that still answer, or abandon the round.
 
-    `alive` are the positions of those who answered last.
+    `alive` are the positions of the members that answered the last phase.
     """
     federation = load_federation(session, row.federation_id)
-    everybody = store.members(session, summed.id)
+    client_ids = store.members(session, summed.id)
     store.end(session, federation.id, summed, "aborted", now, reason=reason)
     announcements.aborted(session, federation.id, row, summed)
     attempts = summed_plan(plan_of(federation)).attempts
     if store.count_aborted(session, row.id) < attempts:
-        able = _able_clients(session, row, terms_of(summed).kind)
-        living = {everybody[position] for position in alive}
-        # If those who answered are too few, everybody is tried: slow members may have reconnected.
-        for names in (living, set(everybody.values())):
-            clients = [client for client in able if client.client_id in names]
+        candidates = _able_clients(session, row, terms_of(summed).kind)
+        answering = {client_ids[position] for position in alive}
+        # If too few members answered, all are invited: slow members may have reconnected.
+        for invited in (answering, set(client_ids.values())):
+            clients = [client for client in candidates if client.client_id in invited]
             if _open(session, federation, row, summed.number + 1, clients, now, key):
                 return
     transitions.abandon_sum(session, federation, row, SUM_FAILED)
@@ -201,11 +201,11 @@ def _open(
 
 def _able_clients(session: Session, row: RoundRow, kind: SumKind) -> list[ReadyClient]:
     """Return the clients that may take part in another session of a kind; after counts, counted ones only."""
-    able = ready_clients(session, row.id, but=store.spent(session, row.id, kind))
+    candidates = ready_clients(session, row.id, excluded=store.spent(session, row.id, kind))
     countable_clients = countable(session, row.id)
     if countable_clients is None:
-        return able
-    return [client for client in able if client.client_id in countable_clients]
+        return candidates
+    return [client for client in candidates if client.client_id in countable_clients]
 
 
 def _starved(session: Session, row: RoundRow, terms: SumTerms, facts: PhaseFacts) -> list[str]:

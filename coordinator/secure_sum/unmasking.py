@@ -114,17 +114,17 @@ def _added(vectors: Iterable[bytes | memoryview], modulus: Modulus) -> Words:
     """Add packed vectors octet by octet; carries are resolved once, at the end."""
     # 128 octets of 255 fit in 16 bits. So eight bytes of a vector are added at once: the four at even
     # places to one word, and the four at odd places to another.
-    even = odd = scratch = np.zeros(0, np.uint64)
+    even_octets = odd_octets = scratch = np.zeros(0, np.uint64)
     length = 0
     for vector in vectors:
         words = _whole_words(vector)
         if not length:
             length = len(vector)
-            even, odd, scratch = (np.zeros(len(words), np.uint64) for _ in range(3))
-        even += np.bitwise_and(words, _EVEN, out=scratch)
+            even_octets, odd_octets, scratch = (np.zeros(len(words), np.uint64) for _ in range(3))
+        even_octets += np.bitwise_and(words, _EVEN, out=scratch)
         np.right_shift(words, _OCTET, out=scratch)
-        odd += np.bitwise_and(scratch, _EVEN, out=scratch)
-    octets = np.stack([even.view("<u2"), odd.view("<u2")], axis=1).reshape(-1)[:length]
+        odd_octets += np.bitwise_and(scratch, _EVEN, out=scratch)
+    octets = np.stack([even_octets.view("<u2"), odd_octets.view("<u2")], axis=1).reshape(-1)[:length]
     columns = octets.reshape(-1, modulus.bits // 8)
     total = np.zeros(len(columns), modulus.word)
     for place in range(columns.shape[1]):
@@ -193,9 +193,9 @@ class _Rebuild:
         if not self._was_difficult(shares, working):
             return
         for holder in shares.keys() - set(working):
-            exchanged = tuple(sorted((*working[1:], holder)))
-            again = self._combined(shares, exchanged)
-            if again is None or not is_right(again) or again != secret:
+            other_set = tuple(sorted((*working[1:], holder)))
+            other_secret = self._combined(shares, other_set)
+            if other_secret is None or not is_right(other_secret) or other_secret != secret:
                 self.blamed.add(holder)
 
     def _was_difficult(self, shares: Mapping[int, bytes], working: tuple[int, ...]) -> bool:
