@@ -165,7 +165,7 @@ def create_app(settings: Settings, *, traces: TracerProvider | None = None) -> F
     # innermost.
     app.add_middleware(BodyDeadline, bytes_per_second=settings.upload_bytes_per_second)
     app.add_middleware(ConnectionReserve)
-    app.add_middleware(TargetCheck, goes_by=settings.goes_by)
+    app.add_middleware(TargetCheck, is_own_name=settings.goes_by)
     app.add_middleware(RootPath, root_path=settings.root_path)
     app.add_middleware(HeadRequests)
     app.add_middleware(RequestLog, metrics=app.state.metrics, trusts=settings.trusts)

@@ -140,16 +140,16 @@ def _merge(bank: Bank, rules: Rules, sums: RoundSums, number: int) -> tuple[Bank
     unused = {expert for expert, count in users.items() if not count}
     equivalent = equivalent_pairs(sums.costs, sums.step, unused)
     pairs = {pair: bounds for pair, bounds in equivalent.items() if settled.issuperset(pair)}
-    alike = {pair: bank.alike.get(pair, 0) + 1 for pair in pairs}
-    bank = replace(bank, alike=alike)
-    due = [pair for pair, rounds in alike.items() if rounds >= rules.merge_patience]
-    if not due:
+    streaks = {pair: bank.alike.get(pair, 0) + 1 for pair in pairs}
+    bank = replace(bank, alike=streaks)
+    due_pairs = [pair for pair, rounds in streaks.items() if rounds >= rules.merge_patience]
+    if not due_pairs:
         return bank, None
-    pair = min(due, key=lambda candidate: (max(pairs[candidate]), candidate))
+    pair = min(due_pairs, key=lambda candidate: (max(pairs[candidate]), candidate))
     # The older one if both have as many.
     survivor, ended = sorted(pair, key=lambda expert: (-users[expert], expert))
     bound, bound_peer = pairs[pair] if ended < survivor else reversed(pairs[pair])
-    losers = (
+    ended_costs = (
         f"expert {survivor} costs its {users[ended]} members less than {bound:.4f} of the loss without a "
         "specialist, and it"
         if users[ended]
@@ -160,26 +160,34 @@ def _merge(bank: Bank, rules: Rules, sums: RoundSums, number: int) -> tuple[Bank
         "merged",
         number,
         ended,
-        f"{losers} costs the {users[survivor]} of expert {survivor} less than {bound_peer:.4f}{unit}: "
-        f"at most {MARGIN:g} in {alike[pair]} rounds in a row",
+        f"{ended_costs} costs the {users[survivor]} of expert {survivor} less than {bound_peer:.4f}{unit}: "
+        f"at most {MARGIN:g} in {streaks[pair]} rounds in a row",
         {
             "bound": bound,
             "bound_peer": bound_peer,
             "margin": MARGIN,
-            "rounds": alike[pair],
+            "rounds": streaks[pair],
             "users": users[ended],
             "users_peer": users[survivor],
         },
         peer=survivor,
     )
-    into, before = bank[survivor], bank[ended]
-    utilisation = (into.utilisation or 0.0) + (before.utilisation or 0.0)
+    surviving_expert, ended_expert = bank[survivor], bank[ended]
+    utilisation = (surviving_expert.utilisation or 0.0) + (ended_expert.utilisation or 0.0)
     bank = _with_expert(
-        bank, replace(into, prior=into.prior + before.prior, utilisation=min(1.0, utilisation), strikes=0)
+        bank,
+        replace(
+            surviving_expert,
+            prior=surviving_expert.prior + ended_expert.prior,
+            utilisation=min(1.0, utilisation),
+            strikes=0,
+        ),
     )
-    bank = _with_expert(bank, replace(before, status="merged", merged_into=survivor, ended=number, prior=0.0))
+    bank = _with_expert(
+        bank, replace(ended_expert, status="merged", merged_into=survivor, ended=number, prior=0.0)
+    )
     # Members of the ended expert measure the surviving one from the next round on: its streaks begin anew.
-    remaining = {peers: rounds for peers, rounds in alike.items() if not set(pair) & set(peers)}
+    remaining = {peers: rounds for peers, rounds in streaks.items() if not set(pair) & set(peers)}
     return replace(bank, alike=remaining), event
 
 

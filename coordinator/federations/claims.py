@@ -90,31 +90,31 @@ def federation_claims(opened: OpenedPlan) -> list[str]:
     """
     plan = opened.plan
     summed = plan.privacy.secure_sum
-    served, alone, *members = member_claims(plan)
+    member_view, mixture_size, *member_rest = member_claims(plan)
     if summed is not None:
-        sees, *choices, unbounded, noise, operator_knows = summed_plan_claims(
+        coordinator_view, *choices, influence, noise, operator_view = summed_plan_claims(
             plan, summed, has_bank=opened.strategy.bank is not None
         )
         return [
-            sees,
-            alone,
-            unbounded,
+            coordinator_view,
+            mixture_size,
+            influence,
             OPERATOR_OF_SUMS if summed.masking == "pairwise" else _OPERATOR,
-            served,
-            *members,
+            member_view,
+            *member_rest,
             _SIGNED,
             _MEMBERS[plan.privacy.roster_policy],
             *choices,
             noise,
-            operator_knows,
+            operator_view,
         ]
     return [
         _private(plan) or _SIGNATURES,
-        alone,
+        mixture_size,
         _guarded(opened.strategy.caps),
         _OPERATOR,
-        served,
-        *members,
+        member_view,
+        *member_rest,
         _BEARER if plan.privacy.allow_bearer_clients else _SIGNED,
         _MEMBERS[plan.privacy.roster_policy],
         *_private_training(plan),
@@ -139,8 +139,8 @@ def round_claims(opened: OpenedPlan, counted: UpdateCounts) -> list[str]:
 def _senders(counted: UpdateCounts) -> str:
     signed, bearers = counted.updates - counted.from_bearers, counted.from_bearers
     if counted.updates == 1:
-        how = "was signed with its client's key" if signed else "came with a bearer credential"
-        return f"The only update {how}."
+        origin = "was signed with its client's key" if signed else "came with a bearer credential"
+        return f"The only update {origin}."
     if not bearers:
         return f"Of {counted.updates} updates, all were signed with the keys of their clients."
     credentials = "a bearer credential" if bearers == 1 else "bearer credentials"
@@ -164,13 +164,13 @@ def _voices(least: int, updates: int) -> list[str]:
     peers = updates - 1
     begin = "With 1 update" if updates == 1 else f"With {updates} updates"
     if least == 1:
-        single = f"{begin}, weights that a member is served may be one other member's alone."
-        return [single] if peers <= 1 else []
-    too_few = (
+        warning = f"{begin}, weights that a member is served may be one other member's alone."
+        return [warning] if peers <= 1 else []
+    shortage = (
         f"{begin}, each sender has {_peers(peers)} in this round, fewer than the {least} that a "
         "mixture needs; it keeps its own adapter unless earlier updates count too."
     )
-    return [too_few] if peers < least else []
+    return [shortage] if peers < least else []
 
 
 def _peers(count: int) -> str:
@@ -191,13 +191,13 @@ def _guarded(caps: Caps | None) -> str:
     """Return the bound on what other members contribute (docs/explanation/poisoning.md, "The bound")."""
     if caps is None:
         return _UNGUARDED
-    few = (
+    exception = (
         ""
         if caps.strict
         else " (35 % if fewer than four others have most of the weight, 70 % if it is the only one)"
     )
     return (
         "Another member contributes to an established client's weights at most a fifth of the length of that "
-        f"client's own update{few}, and all others together at most 70 %. Not bounded: the weight that they "
-        "take from honest members by resembling them, and the weights of newcomers."
+        f"client's own update{exception}, and all others together at most 70 %. Not bounded: the weight that "
+        "they take from honest members by resembling them, and the weights of newcomers."
     )

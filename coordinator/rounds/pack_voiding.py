@@ -31,17 +31,17 @@ def void(session: Session, federation: FederationRow, pack: PackRow) -> list[str
     """
     plan = plan_of(federation).alignment
     is_pivot = plan is not None and plan.frames != "random" and pack.base_model == plan.pivot
-    voided = [pack]
+    packs = [pack]
     if is_pivot:
-        voided = list(session.scalars(select(PackRow).where(PackRow.federation_id == federation.id)))
-    for row in voided:
+        packs = list(session.scalars(select(PackRow).where(PackRow.federation_id == federation.id)))
+    for row in packs:
         session.merge(
             VoidedPackRow(federation_id=federation.id, base_model=row.base_model, digest=row.digest)
         )
         payloads.start_grace(session, row.payload_id)
         session.delete(row)
     session.flush()
-    base_models = sorted(row.base_model for row in voided)
+    base_models = sorted(row.base_model for row in packs)
     _reject_updates(session, federation, base_models)
     if is_pivot:
         _void_joint_models(session, federation.id)
@@ -95,8 +95,8 @@ def update_acceptance(session: Session, pack: PackRow) -> None:
     failed = [test for test in tests if test["verdict"] == "failed"]
     passed = [test for test in tests if test["verdict"] == "passed"]
     # More than half: a minority must not exclude the others from sharing.
-    prevailing = failed if 2 * len(failed) > (members or 0) else passed
-    pack.acceptance = prevailing[-1] if prevailing else None
+    verdict_tests = failed if 2 * len(failed) > (members or 0) else passed
+    pack.acceptance = verdict_tests[-1] if verdict_tests else None
     session.flush()
 
 

@@ -227,5 +227,7 @@ def _audit(session: Session, federation_id: str) -> list[dict[str, object]]:
     actor = AuditRow.document["actor"].as_string()
     clients = select(ClientRow.id).where(ClientRow.federation_id == federation_id)
     tokens = select(EnrolmentTokenRow.id).where(EnrolmentTokenRow.federation_id == federation_id)
-    about = or_(subject == federation_id, subject.in_(clients), subject.in_(tokens), actor.in_(tokens))
-    return list(session.scalars(select(AuditRow.document).where(about).order_by(AuditRow.number)))
+    is_of_federation = or_(
+        subject == federation_id, subject.in_(clients), subject.in_(tokens), actor.in_(tokens)
+    )
+    return list(session.scalars(select(AuditRow.document).where(is_of_federation).order_by(AuditRow.number)))

@@ -92,22 +92,22 @@ def draw(
     round_number: int,
     plan: FederationPlan,
     now: datetime,
-    asking: str | None = None,
+    requester: str | None = None,
 ) -> Draw:
-    """Draw the clients of a round that accepts updates; `asking` is a client that asks for it right now."""
+    """Draw the clients of a round that accepts updates; `requester` is a client that polls right now."""
     rows = run(session, _CLIENTS, {"federation_id": federation_id, "round": round_id}).all()
     names = {client: name for client, name, _, _ in rows}
     joined = {client for client, _, _, participation in rows if participation is not None}
     willing = joined | {
         client
         for client, _, last_seen, _ in rows
-        if client == asking or (last_seen is not None and last_seen >= now - WILLING)
+        if client == requester or (last_seen is not None and last_seen >= now - WILLING)
     }
     client_by_name = {names[client]: client for client in willing}
     order = [client_by_name[name] for name in in_order(plan.training.seed, round_number, client_by_name)]
     places = places_of(plan.rounds, len(willing))
-    early = [client for client in order if client in joined]
-    late = [client for client in order if client not in joined]
-    # Whoever has joined stays: more willing clients must not take a place back.
-    drawn = [*early, *late[: max(0, places - len(early))]]
+    joined_first = [client for client in order if client in joined]
+    undrawn = [client for client in order if client not in joined]
+    # A client that has joined keeps its place, even if more clients are willing now.
+    drawn = [*joined_first, *undrawn[: max(0, places - len(joined_first))]]
     return Draw(places, tuple(drawn), tuple(names[client] for client in drawn))

@@ -59,9 +59,9 @@ _STATES: tuple[ParticipationState, ...] = get_args(ParticipationState)
 
 def summary(session: Session, row: RoundRow, now: datetime) -> RoundSummary:
     tallies = queries.tallies(session, row.id)
-    none = queries.Tally(0, 0, 0, 0)
+    no_clients = queries.Tally(0, 0, 0, 0)
     scores = queries.scores(session, row.id) if any(tally.scores for tally in tallies.values()) else []
-    losses = sum_views.mean_losses(session, row, tallies.get("arrived", none).clients)
+    losses = sum_views.mean_losses(session, row, tallies.get("arrived", no_clients).clients)
     return RoundSummary(
         round=row.number,
         state=state_of(row),
@@ -71,10 +71,10 @@ def summary(session: Session, row: RoundRow, now: datetime) -> RoundSummary:
         published_at=row.ended_at if row.state == "published" else None,
         counts=RoundCounts(
             joined=sum(tally.clients for tally in tallies.values()),
-            arrived=sum(tallies.get(state, none).clients for state in DELIVERED),
-            late=tallies.get("late", none).clients,
-            dropped=tallies.get("dropped", none).clients,
-            rejected=tallies.get("rejected", none).clients,
+            arrived=sum(tallies.get(state, no_clients).clients for state in DELIVERED),
+            late=tallies.get("late", no_clients).clients,
+            dropped=tallies.get("dropped", no_clients).clients,
+            rejected=tallies.get("rejected", no_clients).clients,
         ),
         seconds=_seconds(row, now),
         bytes=Traffic(
@@ -215,8 +215,8 @@ def summarise(scores: Sequence[Mapping[str, Score]]) -> ScoreSummary | None:
     names = sorted(values, key=lambda name: (name != LOSS, name != PERPLEXITY, -len(values[name]), name))
     shown = {name: values[name] for name in names[:MOST_SCORES]}
     return ScoreSummary(
-        mean={name: Score(value=_mean(of), count=len(of)) for name, of in shown.items()},
-        worst={name: Score(value=_worst(name, of), count=len(of)) for name, of in shown.items()},
+        mean={name: Score(value=_mean(sent), count=len(sent)) for name, sent in shown.items()},
+        worst={name: Score(value=_worst(name, sent), count=len(sent)) for name, sent in shown.items()},
     )
 
 
@@ -246,9 +246,9 @@ def _numbers_or_none(stored: bytes) -> list[float | None]:
 
 def _cosines(clients: int, stored: bytes) -> list[float | None]:
     """Return the cosines of changes from a stored row; null = not compared."""
-    products, lengths, *later = np.frombuffer(stored, "<f8").reshape(-1, clients)
-    if later:
-        return [None if math.isnan(value) else value for value in later[1].tolist()]
+    products, lengths, *further_rows = np.frombuffer(stored, "<f8").reshape(-1, clients)
+    if further_rows:
+        return [None if math.isnan(value) else value for value in further_rows[1].tolist()]
     # Release 0.2.0 stored products and lengths only.
     pairs = zip(products.tolist(), lengths.tolist(), strict=True)
     return [product / length if length > 0 else None for product, length in pairs]

@@ -48,16 +48,16 @@ TRIMMED: Final = 0.1
 """The share of clients whose values `trimmed_mean` leaves out at each end, rounded up."""
 
 
-def aggregated(values: NDArray[np.float32], how: Aggregate) -> NDArray[np.float32]:
+def aggregated(values: NDArray[np.float32], aggregate: Aggregate) -> NDArray[np.float32]:
     """Return one value per column of (clients, block): median or trimmed mean (Yin et al. 2018), (block,).
 
     Clients count equally. The trimmed mean leaves at least one client in.
     """
-    if how == "median":
+    if aggregate == "median":
         return np.asarray(np.median(values, axis=0), np.float32)
     cut = min(math.ceil(TRIMMED * len(values)), (len(values) - 1) // 2)
-    middle = np.sort(values, axis=0)[cut : len(values) - cut]
-    return np.asarray(middle.mean(axis=0, dtype=np.float64), np.float32)
+    remaining = np.sort(values, axis=0)[cut : len(values) - cut]
+    return np.asarray(remaining.mean(axis=0, dtype=np.float64), np.float32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +70,8 @@ class Averaging(base.Strategy):
 
     @property
     def robust(self) -> Robust | None:
-        how = self.options.aggregate
-        return None if how == "mean" else partial(aggregated, how=how)
+        aggregate = self.options.aggregate
+        return None if aggregate == "mean" else partial(aggregated, aggregate=aggregate)
 
     def unfit(self, plan: FederationPlan) -> Unfit | None:
         if self.options.aggregate != "mean" and plan.privacy.secure_sum is not None:

@@ -112,11 +112,11 @@ def make(name: str, options: Mapping[str, JsonValue]) -> Strategy:
 
 
 def unknown_option(name: str, option: str) -> str:
-    """Return why a strategy has not this option: the options that it has, and the strategies that have it."""
-    has = ", ".join(load(name).options.model_fields) or "none"
+    """Return the error text for an option that a strategy lacks, with the strategies that have the option."""
+    own_options = ", ".join(load(name).options.model_fields) or "none"
     owners = [strategy for strategy in usable() if option in load(strategy).options.model_fields]
-    elsewhere = f"; {', '.join(owners)} have it" if owners else ""
-    return f"{name} has no such option, only {has}{elsewhere}"
+    hint = f"; {', '.join(owners)} have it" if owners else ""
+    return f"{name} has no such option, only {own_options}{hint}"
 
 
 def require_summed(opened: OpenedPlan) -> SumStrategy:
@@ -136,7 +136,7 @@ def require_summed(opened: OpenedPlan) -> SumStrategy:
 def _summed_names() -> list[str]:
     """List the strategies that need sums only, whatever their options."""
     traits = {name: getattr(load(name).strategy, "traits", None) for name in usable()}
-    return [name for name, of in traits.items() if isinstance(of, Traits) and of.sums]
+    return [name for name, declared in traits.items() if isinstance(declared, Traits) and declared.sums]
 
 
 def usable() -> list[str]:

@@ -25,11 +25,11 @@ _EMPTY = re.compile(rb"//|.+/$")
 
 
 class TargetCheck:
-    """ASGI middleware; `goes_by` decides whether a Host field names this server."""
+    """ASGI middleware; `is_own_name` decides whether a Host field names this server."""
 
-    def __init__(self, app: ASGIApp, goes_by: Callable[[str], bool]) -> None:
+    def __init__(self, app: ASGIApp, is_own_name: Callable[[str], bool]) -> None:
         self._app = app
-        self._goes_by = goes_by
+        self._is_own_name = is_own_name
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         refused = self._refused(scope) if scope["type"] == "http" else None
@@ -57,7 +57,7 @@ class TargetCheck:
 
     def _is_named(self, host: str, scope: Scope) -> bool:
         """Whether a Host field names this server; Prometheus names a replica by its address."""
-        if scope["path"] in HEALTH_PATHS or self._goes_by(host):
+        if scope["path"] in HEALTH_PATHS or self._is_own_name(host):
             return True
         return scope["path"] == _METRICS_PATH and host in _addresses(scope)
 
