@@ -219,7 +219,7 @@ def _export(settings: AgentSettings) -> str:
 
     Raises:
         ExportUnsupported: the format does not support the base model's architecture.
-        SettingsUnusable: the command is no program on this machine.
+        SettingsUnusable: this machine has no program of the command's name.
     """
     table = settings.export
     if table.after_round is None:
@@ -231,7 +231,7 @@ def _export(settings: AgentSettings) -> str:
     require_writable_folder(table.folder, "export.folder")
     if table.run and which(table.run[0]) is None:
         raise SettingsUnusable(
-            f"export.run: {table.run[0]} is no program on this machine; correct the command"
+            f"export.run: there is no program {table.run[0]} on this machine; correct the command"
         )
     command = f"; then {table.run[0]} runs for at most {table.run_seconds:g} s" if table.run else ""
     return f"each new revision for {table.after_round} in {table.folder}{command}"

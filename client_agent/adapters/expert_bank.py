@@ -41,7 +41,7 @@ def experts_in(names: Iterable[str]) -> tuple[int, ...]:
     experts: set[int] = set()
     for name in names:
         if (place := split_bank_tensor(name)) is None:
-            raise LayoutMismatch(f"{name} is no tensor of a bank of experts; load those of a bank")
+            raise LayoutMismatch(f"{name} is not a tensor of a bank of experts; load the tensors of a bank")
         experts.add(place[0])
     return tuple(sorted(experts))
 
@@ -109,7 +109,7 @@ class ExpertBank(WholeAdapter):
         """
         absent = [expert for expert in specialists if expert not in self.experts or expert == SHARED]
         if absent:
-            raise LayoutMismatch(f"expert {absent[0]} is no specialist of the bank {self.experts}")
+            raise LayoutMismatch(f"the bank {self.experts} has no specialist {absent[0]}")
         self.mixture.experts = (SHARED, *specialists)
         self.weigh(weights)
 

@@ -53,10 +53,10 @@ def enrol(
     """Create a key in the agent's folder and enrol the client with an enrolment token. Safe to repeat.
 
     Prints what the federation's plan reveals to other members and, with a secure sum, to the coordinator.
-    Exit 1 if the plan breaks a setting or the `policy` table of silo.toml, or does not suit the silo's data,
-    shared model or `trainer`, as `run` would; with --prepared, which loads neither model nor data, only
-    `min_voices`, `policy` and `trainer` are checked. The coordinator then has only the client's name, profile
-    and public key.
+    Exit 1 if `run` would refuse the plan: it breaks a setting or the `policy` table of silo.toml, or does not
+    suit the silo's data, shared model or `trainer`. With --prepared, neither model nor data are loaded, and
+    only `min_voices`, `policy` and `trainer` are checked. After a refusal the coordinator has only the
+    client's name, profile and public key.
 
     Example: `tessera agent enrol --config silo.toml --name aster --token TOKEN`
     """

@@ -16,7 +16,7 @@ def read_anchor_file(file: Path) -> list[Anchor]:
     """Read the texts of a file.
 
     Raises:
-        PlanUnusable: it is no file of anchor texts.
+        PlanUnusable: the file has no anchor texts in the expected form.
     """
     from pydantic import ValidationError
 

@@ -83,7 +83,7 @@ def init(
 ) -> None:
     """Read the data once, and write a commented silo.toml for the other commands.
 
-    The format of a row is found by its columns, named by --format, or written as your own template:
+    The format of a row is detected from its columns, set with --format, or written as your own template:
     --template 'Review: {text}\\nIt is' --answer '{label}' --options bad,good.
 
     Example: `tessera agent init --model HuggingFaceTB/SmolLM2-135M-Instruct --train data.jsonl`
@@ -119,8 +119,8 @@ def init(
         print(sentence)
     if not _is_here(model):
         print(
-            f"note: {model} is no folder on this machine, and not in the hub's cache. The first command that "
-            "loads the model fetches it from the Hugging Face hub; check the name"
+            f"note: {model} is neither a folder on this machine nor in the hub's cache. The first command "
+            "that loads the model fetches it from the Hugging Face hub; check the name"
         )
     print(f"next: tessera agent data --config {out}, then tessera agent check --config {out}")
 
@@ -134,7 +134,7 @@ def _require_model(model: str) -> None:
     path, remedy = Path(model), "pass the folder of a model, a .gguf file or a hub id"
     if path.is_dir():
         if not (path / "config.json").is_file():
-            raise ModelNotFound(f"--model: {model} has no config.json, so it is no model; {remedy}")
+            raise ModelNotFound(f"--model: {model} has no config.json, so it is not a model; {remedy}")
     elif path.is_file():
         if path.suffix.lower() != _GGUF:
             raise ModelNotFound(f"--model: {model} is a file, but no {_GGUF} file; {remedy}")

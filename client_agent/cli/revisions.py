@@ -58,10 +58,10 @@ def rollback(
 ) -> None:
     """Serve an older revision: `current` in the export folder names it until the next rollback.
 
-    Training goes on from the newest state. Revisions that follow are exported beside it and do not replace
-    it; `tessera agent rollback newest` follows them again, from the newest that can be exported. The command
-    of `export.run` runs, in the export folder. The model is loaded only if the revision is not in this folder
-    any more. Can be used while the agent runs.
+    Training continues from the newest state. Later revisions are exported too, and do not replace the served
+    revision. `tessera agent rollback newest` serves the newest revision that can be exported, and from then
+    on each later one. Runs the command of `export.run` in the export folder. Loads the model only if the
+    revision is no longer in this folder. Can be used while the agent runs.
 
     Examples:
 
@@ -74,14 +74,14 @@ def rollback(
         if "TESSERA_REVISION" in os.environ:
             # The agent waits for its command with the lock that a rollback needs.
             raise SettingsUnusable(
-                "a command of export.run cannot roll back, as the agent waits for it; let it fail, and roll "
-                "back after it"
+                "a command of export.run cannot roll back, because the agent waits for the command to end; "
+                "let the command fail, and roll back afterwards"
             )
         if settings.export.after_round is None:
-            again = f" --revision {number}" if number is not None else ""
+            option = f" --revision {number}" if number is not None else ""
             raise SettingsUnusable(
-                "no revision is served from a folder, as export.after_round is not set; set it in silo.toml, "
-                f"or write a revision with `tessera agent export{again} --out FOLDER`"
+                "no revision is served: export.after_round is not set; set it in silo.toml, "
+                f"or write a revision with `tessera agent export{option} --out FOLDER`"
             )
         from client_agent.identity.agent_folder import read_membership
         from client_agent.revisions.push import Push
@@ -89,15 +89,15 @@ def rollback(
 
         name = read_membership(settings.folder).name
         push, store = Push(settings, name), RevisionStore(settings.folder)
-        before = push.served.current()
+        served_before = push.served.current()
         rollback = push.roll_back(store, number, cache(lambda: _opened_silo(settings)), _await_agent)
         record = rollback.record
         for passed_over, reason in rollback.passed_over:
             print(f"revision {passed_over} cannot be exported and is passed over: {reason}", file=sys.stderr)
-        was = f"; before: {before}" if before not in (None, record.label) else ""
-        print(f"{record.label} is served (round {record.round}){was}")
+        previous = f"; before: {served_before}" if served_before not in (None, record.label) else ""
+        print(f"{record.label} is served (round {record.round}){previous}")
         if number is None:
-            print("revisions that follow are served as they come")
+            print("each later revision is served once it is exported")
         else:
             print(
                 f"training goes on from the newest state, and later revisions do not replace {record.label}; "
@@ -113,7 +113,7 @@ def _number(revision: str) -> int | None:
     digits = revision.rpartition("@")[2]
     if not digits.isdecimal() or int(digits) < 1:
         raise SettingsUnusable(
-            f"{revision!r} is no revision; pass a number that `tessera agent history` lists, or newest"
+            f"{revision!r} is not a revision; pass a number that `tessera agent history` lists, or newest"
         )
     return int(digits)
 

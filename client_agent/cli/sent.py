@@ -36,7 +36,8 @@ def sent(
         int | None, typer.Option("--round", min=1, help="List only the requests of this round.")
     ] = None,
     save: Annotated[
-        Path | None, typer.Option(help="Folder to copy the bodies to that are still in the agent's folder.")
+        Path | None,
+        typer.Option(help="Folder for copies of the bodies that are still in the agent's folder."),
     ] = None,
     as_json: Json = False,
 ) -> None:

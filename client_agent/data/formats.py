@@ -50,7 +50,7 @@ def alpaca(row: Row) -> Example:
     instruction = row.text("instruction")
     context = row.optional("input") or ""
     if not isinstance(context, str):
-        raise row.invalid("input", "is no text")
+        raise row.invalid("input", "is not a text")
     prompt = _SEPARATOR.join(filter(None, (instruction, context)))
     return _plain_or_chat(row, prompt, _SEPARATOR, row.text("output"))
 
@@ -90,7 +90,7 @@ def _history(row: Row) -> Iterator[Turn]:
             [t for t in pair if isinstance(t, str) and not is_blank(t)] if isinstance(pair, Sequence) else []
         )
         if len(texts) != 2 or texts != list(pair or ()):
-            raise row.invalid("history", f"is no list of pairs of a prompt and its answer: {shown(pair)}")
+            raise row.invalid("history", f"is not a list of pairs of a prompt and its answer: {shown(pair)}")
         yield Turn("user", texts[0])
         yield Turn(ASSISTANT, texts[1])
 

@@ -56,7 +56,7 @@ def _written(row: Row, column: str, value: object) -> str:
         remedy = (
             "name a key of it by a dot" if isinstance(value, dict) else "write it as one text in the data"
         )
-        raise row.invalid(column, f"is no text but {shown(value)}; {remedy}")
+        raise row.invalid(column, f"is not a text but {shown(value)}; {remedy}")
     if is_blank(value):
         raise row.invalid(column, "is empty; set skip_bad_rows = true to leave such rows out")
     return value.rstrip()

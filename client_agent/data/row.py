@@ -94,7 +94,7 @@ class Row:
         """
         value = self.value(column)
         if not isinstance(value, str):
-            raise self.invalid(column, f"is no text but {shown(value)}")
+            raise self.invalid(column, f"is not a text but {shown(value)}")
         if is_blank(value):
             raise self.invalid(column, f"is empty{' (white space alone)' if value else ''}")
         return value
@@ -107,9 +107,9 @@ class Row:
         """
         values = self.value(column)
         if not isinstance(values, Sequence) or isinstance(values, str) or not values:
-            raise self.invalid(column, f"is no list of texts but {shown(values)}")
+            raise self.invalid(column, f"is not a list of texts but {shown(values)}")
         if not all(isinstance(value, str) for value in values):
-            raise self.invalid(column, f"has an entry that is no text: {shown(values)}")
+            raise self.invalid(column, f"has an entry that is not a text: {shown(values)}")
         return tuple(cast(Sequence[str], values))
 
     def objects(self, column: str) -> tuple[Row, ...]:
@@ -120,7 +120,7 @@ class Row:
         """
         values = self.value(column)
         if not isinstance(values, Sequence) or isinstance(values, str) or not values:
-            raise self.invalid(column, f"is no list of objects but {shown(values)}")
+            raise self.invalid(column, f"is not a list of objects but {shown(values)}")
         rows = []
         for index, value in enumerate(values):
             if not isinstance(value, Mapping):

@@ -145,7 +145,7 @@ def _call(row: Row, key: str, value: object) -> dict[str, object]:
     name = function.get("name") if isinstance(function, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(name, str) or not name.strip():
         raise row.invalid(
-            key, f'is no call, such as {{"name": "price", "arguments": {{}}}}, but {shown(value)}'
+            key, f'is not a call, such as {{"name": "price", "arguments": {{}}}}, but {shown(value)}'
         )
     # OpenAI writes arguments as JSON in a text, and chat templates expect the object.
     arguments = _parsed(row, key, function.get("arguments", function.get("parameters", {})))
@@ -185,7 +185,7 @@ def tools_of(row: Row) -> str:
         if value is None or value == "" or value == []:
             continue
         if not isinstance(value, Sequence) or isinstance(value, str):
-            raise row.invalid(column, f"is no list of tools but {shown(value)}")
+            raise row.invalid(column, f"is not a list of tools but {shown(value)}")
         return _json([_tool(row, column, entry) for entry in value])
     return ""
 

@@ -38,8 +38,8 @@ def training_mechanism(records: int, dim: int, plan: TrainingPlan, dp: PrivateTr
         raise ValueError("privacy.training.steps is not resolved")
     if dp.delta * records >= 1:
         raise TooFewRecords(
-            f"delta {dp.delta:g} is no promise to {records} examples: one of them may be betrayed outright. "
-            f"Have privacy.training.delta set below {1 / records:.1g} in a new plan"
+            f"delta {dp.delta:g} protects none of {records} examples: one may be revealed completely. "
+            f"Ask the operator for a plan with a privacy.training.delta below {1 / records:.1g}"
         )
     # The expected number, and public: the actual size of a sample would reveal something of the records.
     sampled = min(plan.batch_size * plan.accumulation, records)
@@ -63,13 +63,13 @@ def _require_fine(mechanism: Mechanism, dp: PrivateTrainingPlan) -> None:
     sigma = sigma_of(mechanism)
     if sigma > LARGEST:
         raise TooFewRecords(
-            f"epsilon {dp.epsilon:g} needs noise of {mechanism.noise_multiplier:g} clips, which hides "
-            "everything. Have privacy.training.epsilon raised in a new plan"
+            f"epsilon {dp.epsilon:g} needs noise of {mechanism.noise_multiplier:g} clips, in which "
+            "no update is visible. Ask the operator for a plan with a larger privacy.training.epsilon"
         )
     # Distances add up over values and steps.
     distance = _DISTANCE / sigma**2 * mechanism.dim * (dp.steps or 0)
     if distance > GRID_SHARE * dp.delta:
         raise TooFewRecords(
-            f"delta {dp.delta:g} is too small for {mechanism.dim} values and {dp.steps} steps. Have "
-            f"privacy.training.delta set to {distance / GRID_SHARE:.1g} or more in a new plan"
+            f"delta {dp.delta:g} is too small for {mechanism.dim} values and {dp.steps} steps. Ask "
+            f"the operator for a plan with a privacy.training.delta of {distance / GRID_SHARE:.1g} or more"
         )

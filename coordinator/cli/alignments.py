@@ -35,7 +35,7 @@ def put_anchors(
     except OSError as error:
         fail(f"{file} cannot be read ({error.strerror}); pass a file of anchor texts")
     except ValueError as error:
-        fail(f"{file} is no file of anchor texts ({error})")
+        fail(f"{file} is not a file of anchor texts ({error})")
     # The file is sent as it is: parsing and writing it again would change its digest.
     digest = base64.b64encode(hashlib.sha256(body).digest()).decode()
     headers = {"Content-Type": "application/json", "Content-Digest": f"sha-256=:{digest}:"}

@@ -54,10 +54,10 @@ def create(
 ) -> None:
     """Create a federation.
 
-    Fields that neither --plan nor another option names are those recommended for the strategy: an ordinary
-    LoRA of rank 16 for fedmosaic and fedavg, or P and Q beside a LoRA of rank 8 with a pivot, a
-    same-architecture rank or target modules; for fed_vemoe also a secure sum of five members. All other
-    fields of the plan get their defaults, and each client searches for its learning rate. A plan cannot be
+    Fields that are missing from --plan and the other options get the values recommended for the strategy: for
+    fedmosaic and fedavg an ordinary LoRA of rank 16, or, with a pivot, a same-architecture rank or target
+    modules, P and Q with a LoRA of rank 8; for fed_vemoe also a secure sum of five members. Fields without a
+    recommendation get their defaults, and each client searches for its learning rate. A plan cannot be
     changed after its federation has been created.
 
     Example: `tessera federation create --name clinics --strategy fedmosaic --rounds 20 --min-clients 4`

@@ -131,8 +131,8 @@ def relevance(
 ) -> None:
     """Show the relevance of clients to each other, its evidence, the served shares, and the guard's limits.
 
-    sketches, changes: the similarities of gradient sketches, and of what two clients change in their rounds;
-    agreement: the cosine of their whole updates.
+    The evidence of a pair of clients: `sketches` is the similarity of their gradient sketches, `changes` that
+    of their changes in each round, and `agreement` the cosine of their whole updates.
     """
     coordinator = Coordinator(url, token)
     path = coordinator.federation(federation)

@@ -127,7 +127,7 @@ def check_payloads(
 ) -> None:
     """Check that the store has every tensor; exit 1 if a tensor is missing, as after a restore.
 
-    Reads the last byte of each tensor. With `--digests` it reads all bytes, and replaced tensors count too.
+    Reads the last byte of each tensor. With `--digests`, reads all bytes and reports replaced tensors too.
     """
     from coordinator.errors import Refusal, SettingsUnusable
     from coordinator.maintenance import check_payloads as run

@@ -125,7 +125,7 @@ export function askToCreate(post, open, strategies) {
         field("private", "Epsilon of the training", number(0.01, { max: "10", step: "any" }), "Empty: no noise. Needs a learning rate, and an epsilon of the sketches or sums.")),
       element("details", [element("summary", "Other fields of the plan, as JSON"),
         field("more", "Other fields", { rows: "4", placeholder: '{"adapter": {"rank": 8}}' }),
-        note("What is named neither here nor above is recommended for the strategy and one base model:"),
+        note("Fields that are empty here and above get the values recommended for the strategy with one base model:"),
         element("pre", code(""), { id: "whole-plan", tabindex: "0", "aria-label": "The recommended plan" })], { id: "more-all" }),
       note("A plan cannot be changed after its federation has been created."),
     ],

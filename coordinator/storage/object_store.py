@@ -46,7 +46,7 @@ def require_url(url: str) -> None:
     has_bucket = path.partition("/")[0] or scheme == "file"
     if scheme not in SCHEMES or not has_bucket or not path.strip("/"):
         raise SettingsUnusable(
-            f"{url} is no object store; write s3://BUCKET/PREFIX, gs://, az:// or file:///FOLDER"
+            f"{url} is not the URL of an object store; write s3://BUCKET/PREFIX, gs://, az:// or file:///FOLDER"
         )
     _require_obstore()
 

@@ -75,7 +75,9 @@ class Outputs:
         wide = shares.astype(np.float32)
         # Values that are not numbers fail both comparisons.
         if not (np.all(wide >= 0) and np.all(wide.sum(axis=1) <= 1 + _ROUNDING)):
-            raise TensorSchema(f"a row of {SHARES} is no distribution; send probabilities")
+            raise TensorSchema(
+                f"a row of {SHARES} is not a distribution; send probabilities with a sum of at most 1"
+            )
         listed = np.asarray(envelope.read(BYTES), np.uint8)
         # Bytes without a share count as different ones.
         ordered = np.sort(np.where(wide > 0, listed, VALUES + np.arange(TOP)), axis=1)

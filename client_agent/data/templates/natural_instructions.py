@@ -50,7 +50,7 @@ def _prompt(row: Row) -> str:
     prompt = f"### Instruction:\n{row.text('definition').strip()}\n\n"
     inputs = row.value("inputs")
     if not isinstance(inputs, str):
-        raise row.invalid("inputs", f"is no text but {shown(inputs)}")
+        raise row.invalid("inputs", f"is not a text but {shown(inputs)}")
     if inputs.strip():  # some tasks are their definition alone
         prompt += f"### Input:\n{inputs.strip()}\n\n"
     return prompt + "### Response:\n"

@@ -32,7 +32,7 @@ def test_init_writes_settings_that_the_agent_reads(table: Path, tmp_path: Path) 
 def test_init_notes_that_a_model_is_fetched_later(table: Path, tmp_path: Path) -> None:
     done = tessera("init", "--model", "nosuch/thing", "--train", table, "--out", tmp_path / "silo.toml")
     assert done.exit_code == 0, done.output
-    assert "nosuch/thing is no folder on this machine" in done.stdout
+    assert "nosuch/thing is neither a folder on this machine nor" in done.stdout
     here = tessera("init", "--model", MODELS["S"], "--train", table, "--out", tmp_path / "other.toml")
     assert "no folder on this machine" not in here.stdout
 
@@ -65,7 +65,7 @@ def test_init_maps_columns(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("model", "error"),
     [
-        ("empty", "has no config.json, so it is no model; pass the folder of a model"),
+        ("empty", "has no config.json, so it is not a model; pass the folder of a model"),
         ("table.csv", "is a file, but no .gguf file"),
         ("./none", "./none does not exist"),
         ("none.gguf", "none.gguf does not exist"),

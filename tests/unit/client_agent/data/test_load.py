@@ -81,7 +81,7 @@ def test_columns_are_mapped(tmp_path: Path) -> None:
 def test_bad_rows_are_refused_by_place_or_counted(tmp_path: Path) -> None:
     rows = [ROWS[0], {"prompt": "x", "completion": 5}, ROWS[1]]
     source = write_jsonl(tmp_path / "rows.jsonl", rows)
-    with pytest.raises(DataInvalid, match=r"rows.jsonl line 2: column completion is no text but 5"):
+    with pytest.raises(DataInvalid, match=r"rows.jsonl line 2: column completion is not a text but 5"):
         load_examples(source)
     loaded = load_examples(source, RowOptions(skip_bad_rows=True))
     assert (len(loaded.examples), loaded.rows, len(loaded.skipped)) == (2, 3, 1)

@@ -58,7 +58,7 @@ def test_step_samples_all_examples_below_batch_size() -> None:
 
 @pytest.mark.slow
 def test_meaningless_delta_is_refused() -> None:
-    with pytest.raises(TooFewRecords, match=r"delta 0\.01 is no promise to 200 examples"):
+    with pytest.raises(TooFewRecords, match=r"delta 0\.01 protects none of 200 examples"):
         training_mechanism(200, 9, TrainingPlan(), dp(delta=1e-2))
     with pytest.raises(TooFewRecords, match=r"delta 1e-08 is too small for 1000000000 values and 100 steps"):
         training_mechanism(20, 10**9, TrainingPlan(), dp(delta=1e-8))

@@ -712,7 +712,7 @@ def test_commands_show_revisions_and_roll_back(settled: Settled, started: Enroll
     assert status == {"name": "aster@1", "newest": 2, "pinned": True, "failure": None}
     again = tessera("rollback", "newest", "--config", file)
     assert "aster@2 is served (round 2); before: aster@1" in again.stdout
-    for wrong, reason in (("0", "is no revision; pass a number"), ("9", "revision 9 is not in")):
+    for wrong, reason in (("0", "is not a revision; pass a number"), ("9", "revision 9 is not in")):
         refused = tessera("rollback", wrong, "--config", file)
         assert refused.exit_code == 1
         assert reason in refused.output

@@ -20,6 +20,6 @@ def test_an_invalid_store_is_refused_in_one_sentence(
     ended = CliRunner().invoke(payloads, ["move", "--to", to])
     assert ended.exit_code == 1
     assert ended.output == (
-        f"error: {to} is no object store; write s3://BUCKET/PREFIX, gs://, az:// or file:///FOLDER\n"
+        f"error: {to} is not the URL of an object store; write s3://BUCKET/PREFIX, gs://, az:// or file:///FOLDER\n"
     )
     assert not (tmp_path / "tessera.db").exists()
