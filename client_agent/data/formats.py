@@ -111,10 +111,10 @@ def _chat(row: Row, turns: list[Turn], column: str) -> Example:
 
 
 def _system(row: Row, turns: Sequence[Turn]) -> Iterator[Turn]:
-    """Yield the system turn of a column `system`, unless the chat begins with the same.
+    """Yield the system turn of a column `system`, unless the chat begins with an equal system turn.
 
     Raises:
-        DataInvalid: the chat begins with another one.
+        DataInvalid: the chat begins with a different system turn.
     """
     if not row.optional("system"):
         return
@@ -149,7 +149,7 @@ def detected(row: Row) -> str:
     """Return the name of the format whose columns a row has.
 
     Raises:
-        DataInvalid: it has those of none.
+        DataInvalid: the row has the columns of no format.
     """
     # `text` is the last format, since rows of others may have a column of this name too.
     for name, columns in COLUMNS_OF.items():
@@ -162,6 +162,6 @@ def by_columns(row: Row) -> Example:
     """Return the example of a row in the format whose columns it has.
 
     Raises:
-        DataInvalid: it has those of none, or is no example of it.
+        DataInvalid: the row has the columns of no format, or a value that the format does not allow.
     """
     return ROW_FORMATS[detected(row)](row)

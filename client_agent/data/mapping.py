@@ -45,9 +45,9 @@ def unknown_columns(
         formats: the columns of each format.
         read: makes an example of a row, by which suggestions are tried.
     """
-    listed = "; ".join(f"{name}: {', '.join(sorted(columns))}" for name, columns in formats.items())
+    format_columns = "; ".join(f"{name}: {', '.join(sorted(columns))}" for name, columns in formats.items())
     names = ", ".join(map(str, row.columns))
-    fact = f"{row.place}: the columns {names} are those of no format ({listed}); "
+    fact = f"{row.place}: the columns {names} are those of no format ({format_columns}); "
     chosen = next((name for name in _CHOSEN if row.has([name])), None)
     ignored = sorted({*row.ignored, *(name for name in _REJECTED if chosen and row.has([name]))})
     trial = replace(row, ignored=frozenset(ignored))
@@ -69,15 +69,17 @@ def unknown_columns(
 
 def _preferred(row: Row, suggested: Mapping[str, str], ignored: Sequence[str], chosen: str) -> str:
     """Return the settings that learn the preferred answers of a row."""
-    without = f" and ignore_columns = {json.dumps(ignored, ensure_ascii=False)}" if ignored else ""
+    ignore_setting = f" and ignore_columns = {json.dumps(ignored, ensure_ascii=False)}" if ignored else ""
     if suggested:
-        whole = ", which learns the whole text of it" if "text" in suggested else ""
-        return f"write {written_columns(suggested)}{without} in silo.toml{whole}"
-    mapped = f"{written_columns({'completion': chosen})}{without} in silo.toml"
+        note = ", which learns the whole text of it" if "text" in suggested else ""
+        return f"write {written_columns(suggested)}{ignore_setting} in silo.toml{note}"
+    mapped = f"{written_columns({'completion': chosen})}{ignore_setting} in silo.toml"
     objects = ((name, value) for name, value in row.columns.items() if isinstance(value, Mapping))
-    inner = [f"{name}.{key}" for name, value in objects for key, entry in value.items() if _is_chat(entry)]
-    if len(inner) == 1:
-        return f"write the list {inner[0]} as a column prompt of the data, and {mapped}"
+    chat_keys = [
+        f"{name}.{key}" for name, value in objects for key, entry in value.items() if _is_chat(entry)
+    ]
+    if len(chat_keys) == 1:
+        return f"write the list {chat_keys[0]} as a column prompt of the data, and {mapped}"
     return f"write what comes before the answer as a column prompt of the data, and {mapped}"
 
 
@@ -108,12 +110,12 @@ def _candidates(row: Row, chosen: str | None) -> Iterator[dict[str, str]]:
     chats = {name: value for name, value in usable.items() if _is_chat(value)}
     texts = [name for name, value in usable.items() if isinstance(value, str) and not is_blank(value)]
     parts = [name for name in usable if name in chats or name in texts]
-    whole = [name for name, value in chats.items() if _is_whole(value)]
-    if chosen in whole:
+    whole_chats = [name for name, value in chats.items() if _is_whole(value)]
+    if chosen in whole_chats:
         yield {"messages": chosen}
     # With two chats it is unknown which one is to be learnt.
-    elif len(whole) == 1:
-        yield {"messages": whole[0]}
+    elif len(whole_chats) == 1:
+        yield {"messages": whole_chats[0]}
     answer = chosen or _first(_ANSWERS, parts) or _single(n for n, v in chats.items() if _is_answer(v))
     if answer in texts and "instruction" in texts:
         context = _first(_CONTEXTS, [name for name in texts if name != answer])

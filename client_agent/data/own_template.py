@@ -68,8 +68,8 @@ def _answers(row: Row, template: RowTemplate) -> tuple[str, ...]:
     if len(columns) == 1:
         value = row.value(columns[0])
         if isinstance(value, Sequence) and not isinstance(value, str) and value:
-            before, after = (literal for literal, _ in parts_of(template.answer))
-            texts = (before + _written(row, columns[0], entry) + after for entry in value)
+            prefix, suffix = (literal for literal, _ in parts_of(template.answer))
+            texts = (prefix + _written(row, columns[0], entry) + suffix for entry in value)
             return tuple(dict.fromkeys(texts))
     return (_filled(row, template.answer),)
 

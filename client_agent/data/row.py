@@ -39,7 +39,7 @@ class Row:
     _inner: list[tuple[str, Row]] = field(default_factory=list, compare=False, repr=False)
 
     def invalid(self, column: str, fact: str) -> DataInvalid:
-        """Return the error that a column is not as it has to be."""
+        """Return the error about a column, with the names of the row's columns."""
         names = ", ".join(map(str, self.columns)) or "none"
         return DataInvalid(printable(f"{self.place}: column {column} {fact}; the columns are: {names}"))
 
@@ -131,10 +131,10 @@ class Row:
         return tuple(rows)
 
     def choice(self, column: str, allowed: Sequence[object]) -> int:
-        """Return the index of a value among those that are allowed; a CSV file has them as text.
+        """Return the index of a column's value in `allowed`; values of a CSV file are compared as text.
 
         Raises:
-            DataInvalid: it is missing or another one.
+            DataInvalid: the value is missing, or is not in `allowed`.
         """
         value = self.value(column)
         text = str(value).strip().lower()

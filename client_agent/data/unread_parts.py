@@ -81,7 +81,7 @@ _READ_BY = {
     "alpaca": {"input", "system", "history", "tools", "functions"},
     "prompt_completion": {"system", "history", "tools", "functions"},
 }
-"""What formats read beside the columns that a row of them has."""
+"""The optional columns of each format, read in addition to `COLUMNS_OF`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,16 +90,18 @@ class UnreadParts:
 
     Attributes:
         columns: columns and keys of objects in them, such as `messages.mood`, in order of name.
-        formats: (format of rows, another format whose columns they have too).
-        flags: (one of `columns`, a value of it), for those that are true or false.
+        formats: (format of rows, another format whose columns the rows have too).
+        flags: (column of true or false, a value that occurs in it).
     """
 
     columns: frozenset[str] = frozenset()
     formats: frozenset[tuple[str, str]] = frozenset()
     flags: frozenset[tuple[str, bool]] = frozenset()
 
-    def __or__(self, more: UnreadParts) -> UnreadParts:
-        return UnreadParts(self.columns | more.columns, self.formats | more.formats, self.flags | more.flags)
+    def __or__(self, parts: UnreadParts) -> UnreadParts:
+        return UnreadParts(
+            self.columns | parts.columns, self.formats | parts.formats, self.flags | parts.flags
+        )
 
     def sentences(self) -> list[str]:
         """Return a line for each part that is not read; empty = none."""
@@ -107,10 +109,10 @@ class UnreadParts:
         if self.columns:
             lines.append(printable(f"not used: {', '.join(sorted(self.columns))}"))
         for row_format in sorted({row_format for row_format, _ in self.formats}):
-            also = [name for read_as, name in sorted(self.formats) if read_as == row_format]
+            other_formats = [name for read_as, name in sorted(self.formats) if read_as == row_format]
             lines.append(
-                f"rows are read as {row_format}, and have the columns of {' and '.join(also)} too; set "
-                "format to choose"
+                f"rows are read as {row_format}, and have the columns of {' and '.join(other_formats)} too; "
+                "set format to choose"
             )
         return lines
 
@@ -122,10 +124,12 @@ def unused_of(row: Row, row_format: str) -> UnreadParts:
     """Return the parts of a row that a format has not read.
 
     Raises:
-        DataInvalid: it changes what is learnt; the message says what to do.
+        DataInvalid: an unread column changes what is learnt; the message says what to do.
     """
-    also = _other_formats(row, row_format)
-    read_by_them = {column for name in also for column in COLUMNS_OF[name] | _READ_BY.get(name, set())}
+    other_formats = _other_formats(row, row_format)
+    read_by_others = {
+        column for name in other_formats for column in COLUMNS_OF[name] | _READ_BY.get(name, set())
+    }
     columns, flags = set(), set()
     refused: dict[str, tuple[str, str]] = {}
     for name, value in row.unread():
@@ -133,17 +137,23 @@ def unused_of(row: Row, row_format: str) -> UnreadParts:
         remedy = _remedy(row, row_format, name, value)
         if _is_neutral(key, value):
             continue
-        if remedy is not None and name not in read_by_them:
+        if remedy is not None and name not in read_by_others:
             refused.setdefault(key, (name, remedy))
             continue
         if key not in _HARMLESS and not key.endswith("_id"):
             columns.add(name)
-            if (flag := _flag(value)) is not None and row_format != OWN_TEMPLATE and name not in read_by_them:
+            if (
+                (flag := _flag(value)) is not None
+                and row_format != OWN_TEMPLATE
+                and name not in read_by_others
+            ):
                 flags.add((name, flag))
     if refused:
         name, remedy = next(iter(refused.values()))
         raise _refused(f"{row.place}: column {name} changes what is learnt", row.ignored, refused, remedy)
-    return UnreadParts(frozenset(columns), frozenset((row_format, name) for name in also), frozenset(flags))
+    return UnreadParts(
+        frozenset(columns), frozenset((row_format, name) for name in other_formats), frozenset(flags)
+    )
 
 
 def refuse_mixed_flags(source: str, unused: UnreadParts, ignored: Iterable[str] = ()) -> None:
@@ -187,7 +197,7 @@ def _remedy(row: Row, row_format: str, name: str, value: object) -> str | None:
     """Return the remedy for an unread column that changes what is learnt; None if it changes nothing."""
     key = name.rpartition(".")[2]
     if row_format == OWN_TEMPLATE:
-        return None  # it names what is read, so that the rest is left out by intention
+        return None  # an own template names its columns: all others are ignored on purpose
     if key in _LABELS and not isinstance(value, bool) and str(value).lower() not in ("true", "false"):
         return _CLASS
     if row_format == "prompt_completion" and name in ("input", "context"):
@@ -213,7 +223,7 @@ def _as_alpaca(row: Row, name: str) -> str:
 
 
 def _other_formats(row: Row, row_format: str) -> list[str]:
-    """Return the formats whose columns a row has beside those of its own."""
+    """Return the other formats whose columns a row has, in columns that its own format does not read."""
     if row_format not in COLUMNS_OF:
         return []
     own_columns = _named(row, COLUMNS_OF[row_format])
@@ -229,5 +239,5 @@ def _named(row: Row, columns: Iterable[str]) -> set[str]:
 
 
 def _is_neutral(key: str, value: object) -> bool:
-    """Whether a value changes nothing: a weight of 1 is that of every row."""
+    """Whether a value changes nothing: a row without a weight has weight 1 too."""
     return key == "weight" and value == 1

@@ -164,15 +164,15 @@ class _Chat:
         Raises:
             DataInvalid: there is none, or the tags do not show which answer a span belongs to.
         """
-        whole, spans = render_tagged(
+        rendered, spans = render_tagged(
             self.turns, self.tokenizer, self.place, tools=self.tools, arguments=self.arguments
         )
-        spans = [(start, min(end, len(text))) for start, end in spans if whole[start:end].strip()]
+        spans = [(start, min(end, len(text))) for start, end in spans if rendered[start:end].strip()]
         answers = [index for index, turn in enumerate(self.turns) if turn.role == ASSISTANT]
         learnt = [self.turns[index].learnt and index not in rewritten for index in answers]
         if not all(learnt) and len(spans) == len(answers):
             return [span for span, is_learnt in zip(spans, learnt, strict=True) if is_learnt]
-        if whole.rstrip() != text or not spans or not all(learnt):
+        if rendered.rstrip() != text or not spans or not all(learnt):
             raise DataInvalid(
                 f"{located(self.place)}the model's chat template has {len(spans)} texts between "
                 f"{{% generation %}} and {{% endgeneration %}} for {len(answers)} answers; write the tags "
@@ -180,20 +180,20 @@ class _Chat:
             )
         return spans
 
-    def _span(self, turns: Sequence[Turn], whole: str) -> Span | None:
+    def _span(self, turns: Sequence[Turn], text: str) -> Span | None:
         """Return the span of an earlier answer and its end-of-turn token; None if written otherwise."""
-        through, before = self._render(turns), self._before(turns)
-        if not whole.startswith(before) or not whole.startswith(through):
+        rendered, before = self._render(turns), self._before(turns)
+        if not text.startswith(before) or not text.startswith(rendered):
             return None
-        end = len(through.rstrip())
-        return (len(before), end) if end > len(before) and through.startswith(before) else None
+        end = len(rendered.rstrip())
+        return (len(before), end) if end > len(before) and rendered.startswith(before) else None
 
     def _before(self, turns: Sequence[Turn]) -> str:
         """Return the text before the answer that ends `turns`."""
         if len(turns) > 1:
             return self._render(turns[:-1], prompt=True)
-        through = self._render(turns)  # a chat that begins with an answer: nothing to render before it
-        return through[: max(0, through.find(turns[0].content))]
+        rendered = self._render(turns)  # a chat that begins with an answer: nothing to render before it
+        return rendered[: max(0, rendered.find(turns[0].content))]
 
     def _render(self, turns: Sequence[Turn], *, prompt: bool = False) -> str:
         return render(
@@ -238,7 +238,7 @@ class _Chat:
         raise self._left_out(turn, "a part of the content", rendered)
 
     def _rendered_content(self, index: int, turns: Sequence[Turn], text: str, *, prompt: bool) -> str | None:
-        """Return the text in place of a turn's content if it is not all of it; None = it is."""
+        """Return the rendered text of a turn's content if it lacks a part of it; None = it is complete."""
         probe = replace(turns[index], content=_PROBE)
         try:
             changed = self._render((*turns[:index], probe, *turns[index + 1 :]), prompt=prompt)

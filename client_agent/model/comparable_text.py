@@ -50,8 +50,8 @@ def folded(text: str) -> str:
 def without_punctuation(text: str) -> str:
     """Return a folded text without punctuation; empty if it consists of punctuation.
 
-    Signs and decimal points of numbers are kept, and so is what else joins digits: 1/2 and 10:30 are not 12
-    and 1030.
+    Signs and decimal points of numbers are kept, and so are other characters between digits: without them,
+    1/2 and 10:30 would be 12 and 1030.
     """
     plain = _with_plain_numbers(text)
     characters = (c for i, c in enumerate(plain) if not _is_punctuation(c) or _is_of_number(plain, i))
@@ -117,9 +117,9 @@ _LONGEST = 1000
 def number_of(text: str) -> Fraction | str | None:
     """Return the value of the first number of a text; None = there is none.
 
-    A sign may stand before or after a currency; units, percent signs among them, are not compared. What
-    consists of several numbers and is no fraction, such as 12:30, 12,5, a date or a sum, is returned as text:
-    it differs from its first number.
+    A sign may stand before or after a currency; units, percent signs among them, are not compared. A text of
+    several numbers that is not a fraction, such as 12:30, 12,5, a date or a sum, is returned as text, because
+    its first number alone has another value.
     """
     plain = unicodedata.normalize("NFC", text).translate(_INVISIBLE).translate(_MINUSES).translate(_WIDE)
     plain = re.sub(r"^([-+])\s+", r"\1", _with_written_fractions(plain).strip())
@@ -140,9 +140,9 @@ def _value(text: str, position: int) -> Fraction | None:
             continue
         parts = match.groupdict()
         if parts.get("under") is not None:
-            under = int(parts["under"])
-            whole, over = int(parts.get("whole") or 0), int(parts["over"])
-            return Fraction(whole * under + over, under) if under else None
+            denominator = int(parts["under"])
+            integer, numerator = int(parts.get("whole") or 0), int(parts["over"])
+            return Fraction(integer * denominator + numerator, denominator) if denominator else None
         digits = re.sub(r"[^\d.]", "", parts["digits"])
         scale = Fraction(10 ** _SCALES.get(parts["scale"] or "", 0))
         return Fraction(f"{digits}{parts['exponent'] or ''}") * scale

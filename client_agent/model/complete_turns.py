@@ -77,11 +77,11 @@ def is_interleaved(text: str, parts: Parts, contents: Sequence[str]) -> bool:
 
 
 def is_rendered(content: str, text: str, changed: str) -> str | None:
-    """Return what a text has in place of a content if it lacks a part of it; None = it has all of it.
+    """Return the text in place of `content` if it lacks a part of `content`; None = it has all of it.
 
     Args:
-        changed: the text with another content in its place; empty = not known. Equal texts show that the
-            content is nowhere.
+        changed: the text rendered with another content; empty = not known. If both texts are equal, the
+            content is not rendered at all.
     """
     if text == changed:
         return ""

@@ -34,7 +34,7 @@ class _EndOfPass(Exception):
 def measured_rows(
     decoder: Callable[..., object], fused: nn.Module, reader: nn.Module, placed: LayerRoles
 ) -> dict[Role, Tensor]:
-    """Return the rows (d_out of the role,) int64 of each role of a fused layer; {} if they cannot be told.
+    """Return the rows (d_out of the role,) int64 of each role of a fused layer; {} if measuring fails.
 
     `reader` is the linear layer that reads the attention's or the feed-forward layer's output.
     """
