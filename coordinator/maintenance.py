@@ -17,7 +17,7 @@ def move_payloads(to: str, *, progress: Callable[[int], None]) -> None:
     """Move all payloads to rows or to a store; `progress` is called with the bytes of each.
 
     Raises:
-        SettingsUnusable: the database cannot be used, or the URL is none of a store.
+        SettingsUnusable: the database cannot be used, or the URL is not that of a store.
         Unavailable: the store does not answer.
         NotOwner: another database claims the store.
         LookupError: a payload is damaged.

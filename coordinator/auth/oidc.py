@@ -51,8 +51,8 @@ class ProviderIdentity:
 
     Attributes:
         id: derived from issuer and subject, so that it is the same for every token of the person.
-        roles: by federation; that of the key None holds in all.
-        token_digest: what the token is recognised by after the person signed out.
+        roles: the role by federation; the role under None holds in all federations.
+        token_digest: the digest by which the token is recognised after the person has signed out.
     """
 
     id: str

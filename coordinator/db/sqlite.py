@@ -46,10 +46,10 @@ class Turns:
         self._waiting_readers = 0
 
     def read(self, attempt: Callable[[], Result]) -> Result:
-        """Return what `attempt` does, which is called again after a transaction if writers shut it out.
+        """Call `attempt` and return its result; while writers shut it out, retry after each transaction.
 
         Raises:
-            sqlite3.OperationalError: they did for ten seconds.
+            sqlite3.OperationalError: the database stayed locked for ten seconds, or another error occurred.
         """
         writes = self._writes
         try:
@@ -77,7 +77,7 @@ class Turns:
             self._wait_as_reader(-1)
 
     def let_readers_pass(self) -> None:
-        """Wait a moment for the readers that the transaction before shut out."""
+        """Wait a moment for the readers that waited during the last transaction."""
         with self._changed:
             self._changed.wait_for(lambda: not self._waiting_readers, _TURN_SECONDS)
 
@@ -87,9 +87,10 @@ class Turns:
             self._writes += 1
             self._changed.notify_all()
 
-    def _wait_as_reader(self, more: int) -> None:
+    def _wait_as_reader(self, change: int) -> None:
+        """Add `change` to the number of waiting readers: 1 to begin a wait, -1 to end it."""
         with self._changed:
-            self._waiting_readers += more
+            self._waiting_readers += change
             self._changed.notify_all()
 
 

@@ -64,7 +64,7 @@ def opened_keys(
         secret = SecretKey(rebuild(shares[owner], _key_check(advertised[owner].mask), owner))
         for peer in sorted(masked):
             key = agreed_key(secret, "mask", digest, advertised[owner], advertised[peer])
-            # The peer subtracted this mask if its position is the higher one; remove what it did.
+            # The peer subtracted this mask if its position is the higher one: undo that.
             masks.append(MaskKey(key, is_subtracted=peer < owner))
     return OpenedKeys(tuple(masks), frozenset(rebuild.blamed))
 
@@ -151,7 +151,7 @@ def _seed_check(commitment: str) -> Callable[[bytes], bool]:
 
 
 def _key_check(public: bytes) -> Callable[[bytes], bool]:
-    # The octets as sent: a private key has one canonical public key, so that a respelled one is no one's.
+    # The octets as sent: a private key has one canonical public key, so another spelling matches no key.
     return lambda raw: SecretKey(raw).public == public
 
 
@@ -189,7 +189,7 @@ class _Rebuild:
         is_right: Callable[[bytes], bool],
     ) -> None:
         """Record the holders whose share, in place of one of the working set, gives another secret."""
-        # The first set gave the secret: nobody is suspected.
+        # The first set gave the secret, so no holder is suspected.
         if not self._was_difficult(shares, working):
             return
         for holder in shares.keys() - set(working):

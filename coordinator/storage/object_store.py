@@ -37,10 +37,10 @@ _RETRIES = {"max_retries": 3, "retry_timeout": timedelta(seconds=20)}
 
 
 def require_url(url: str) -> None:
-    """Raise unless a URL is one of a store; the store need not answer.
+    """Check the form of a store's URL, without a request to the store.
 
     Raises:
-        SettingsUnusable: obstore is missing, or the URL is none of a store.
+        SettingsUnusable: obstore is missing, or the URL is not that of a store.
     """
     scheme, _, path = url.partition("://")
     has_bucket = path.partition("/")[0] or scheme == "file"
@@ -52,10 +52,10 @@ def require_url(url: str) -> None:
 
 
 def require_store(url: str) -> None:
-    """Raise unless payloads can be stored at a URL: one small object is listed, none is written.
+    """Check that the store at a URL answers to a listing; nothing is written.
 
     Raises:
-        SettingsUnusable: obstore is missing, or the URL is none of a store.
+        SettingsUnusable: obstore is missing, or the URL is not that of a store.
         Unavailable: the store does not answer, or refuses the credentials.
     """
     require_url(url)

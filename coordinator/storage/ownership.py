@@ -1,8 +1,9 @@
-"""Only the owner of a folder in an object store moves tensors there and deletes.
+"""Only the database that owns a folder in an object store writes and deletes objects there.
 
-A restored copy of a database has its key, and so its folder. Beside the folder lies the owner's token, which
-the database has too, and which is replaced before objects are put or deleted: from then on copies differ. A
-database that finds another token leaves a dispute there, and nobody puts or deletes until it is settled.
+A folder belongs to a signing key, which a restored copy of a database has too. So the owner's token is stored
+beside the folder and in the database, and is replaced before objects are written or deleted: from then on the
+token of a copy is outdated. A database that finds a foreign token stores a dispute beside the folder, and no
+database writes or deletes objects until an operator settles it (`tessera payloads take-over`).
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ class Ownership:
         self._kept_at = -math.inf
 
     def confirm(self) -> None:
-        """Claim the folder if nobody has, and raise unless it is this database's.
+        """Claim the folder if no database has, and check that this database owns it.
 
         Raises:
             NotOwner: another database claims it.
@@ -122,7 +123,7 @@ class Ownership:
         object_store.delete([self._dispute])
 
     def _has_token(self) -> bool:
-        """Whether the store has this database's token; put it there if there is none, or its predecessor."""
+        """Whether the store has this database's token; a missing or preceding token is replaced first."""
         marker = object_store.small(self._marker)  # first: a row that is read later has it, or its successor
         if marker is None:
             object_store.put_small(self._marker, self._claim_anew())
@@ -130,7 +131,9 @@ class Ownership:
         claim = self._claim()
         if claim is None or marker not in (claim.token, claim.previous):
             return False
-        if marker != claim.token:  # whoever wrote the new one to the database died, or puts it at this moment
+        if (
+            marker != claim.token
+        ):  # a replica stored the new token in the database only: it died, or writes it now
             object_store.put_small(self._marker, claim.token)
         return True
 

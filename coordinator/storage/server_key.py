@@ -50,7 +50,7 @@ class ServerKey:
     def sign_webhook(self, message: bytes) -> bytes:
         """Sign a message for the webhook.
 
-        It begins with the message's id, so it is none of the documents, which begin with a purpose.
+        A message begins with its id, and a signed document with its purpose: neither passes as the other.
         """
         if not message.startswith(MESSAGE_ID.encode()):
             raise ValueError("not a message for the webhook")

@@ -183,8 +183,9 @@ def m_step(
 def next_prior(prior: Mapping[int, float], sums: Mapping[int, float]) -> dict[int, float]:
     """Return pi of all specialists in `prior` after a round; it sums to 1.
 
-    `sums` has sum_i r_ik of those that were summed. They divide their part of the prior in proportion to it;
-    an expert that was not summed keeps its own, since nothing is known of it but that it has few members.
+    `sums` has sum_i r_ik of the specialists that were summed. These divide their part of the prior in
+    proportion to `sums`. A specialist that was not summed keeps its prior: all that is known of it is that
+    it has few members.
     """
     # Rounding at random may leave a sum slightly below zero.
     summed = {expert: max(0.0, sums[expert]) + PRIOR_SMOOTHING for expert in prior if expert in sums}

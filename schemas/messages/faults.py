@@ -100,14 +100,14 @@ def _path(error: Mapping[str, Any], message: type[BaseModel] | None) -> tuple[li
 
 
 def _is_branch(annotation: object, part: str | int) -> bool:
-    """Whether a part of a location, which is no field of a type, is none of the input either."""
+    """Whether a part of a location names a branch of a union, and not a key of the input."""
     if isinstance(part, int) or "." in part:
         return False
     return annotation not in (None, Any) or _BRANCH.fullmatch(part) is not None
 
 
 def _inner(annotation: object, part: str | int) -> object:
-    """Return the type of a field, an item or a value of a type; None = it has none of this name."""
+    """Return the type of a field, an item or a value of `annotation`; None = no field has this name."""
     for member in _members(annotation):
         if isclass(member) and issubclass(member, BaseModel):
             field = member.model_fields.get(str(part))

@@ -114,13 +114,14 @@ def mixed(
     weights: NDArray[np.float64],
     is_served: Callable[[NDArray[np.float64]], bool] | None = None,
 ) -> Outputs:
-    """Return sum_j w_j p_j of outputs of one shape, row by row over those that have the row.
+    """Return the weighted mean of n outputs of one shape; each row over the outputs that have the row.
 
-    p_mix = sum_j w_j p_j / sum_j w_j [p_j > 0], so that a row sums to 1 but for what peers have cut off.
+    p_mix = sum_j w_j p_j / sum_j w_j [p_j > 0]. A row sums to less than 1 by the bytes that peers left out.
 
     Args:
-        is_served: whether a row of peers with these weights (n,) is served, 0 for those that lack the row;
-            the others are zeros.
+        weights: w, (n,).
+        is_served: whether a row is served, by the weights (n,) of the outputs that have it, 0 for the others;
+            rows that are not served are zeros. None = all are served.
     """
     shares = np.stack([output.shares.any(axis=1) for output in outputs], axis=1) * weights  # (rows, n)
     # Few patterns of peers occur in many rows, and each is judged once.
