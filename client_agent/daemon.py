@@ -113,10 +113,10 @@ def run(
 
 
 def _serve_last(participant: Participant, sleep: Callable[[float], None]) -> None:
-    """Try again what a server lacks of the last revision: no later one is going to make up for it.
+    """Retry the export of the last revision until a server has it: no later revision follows.
 
-    The pauses of a failed step double as during the federation, and all pauses together last seven minutes at
-    most: neither a command that always fails nor an unreadable folder may keep a finished agent running.
+    The pauses between retries double as during the federation, and last seven minutes together at most:
+    neither a command that always fails nor an unreadable folder may keep a finished agent running.
     """
     waited = 0.0
     while (seconds := participant.keep_revisions(participant)) is not None:

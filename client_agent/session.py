@@ -36,7 +36,7 @@ class StopFlag:
     """A request to stop, checked while sleeping and before every training step.
 
     Args:
-        seconds: the time after which it is set by itself; None = never.
+        seconds: the time after which the flag sets itself; None = never.
     """
 
     def __init__(self, seconds: float | None = None) -> None:

@@ -70,9 +70,9 @@ class PersonalLora(AdapterBase):
 
     @contextmanager
     def common_in_model(self) -> Iterator[None]:
-        """Exchange the client's own adapter for the common one, which is what is trained until the end.
+        """Put the common adapter into the model in place of the client's own, and store it on exit.
 
-        After an error the common adapter is the one of before.
+        Inside the block the common adapter is trained. After an error its earlier values remain.
         """
         personal = self._lora.state()
         try:
@@ -80,7 +80,7 @@ class PersonalLora(AdapterBase):
             yield
             self._common = self._lora.state()
         finally:
-            # Also after an error: the client's own adapter is what is scored and generates.
+            # Also after an error: the client's own adapter is scored and generates text.
             self._lora.load(personal)
 
     def pull_to_common(self) -> Penalty | None:

@@ -39,7 +39,7 @@ def drawn(
     responsible specialists.
 
     Args:
-        secret: the client's own seed; whoever knows it can tell which experts the client trains.
+        secret: the client's own seed, from which the drawn experts follow; keep it private.
     """
     # Gumbel noise on log weights draws in proportion to the weights, and all `count` in one sort.
     scores = {
@@ -47,8 +47,8 @@ def drawn(
         + (temperature * _gumbel(secret, "round", round_number, expert) if temperature else 0.0)
         for expert, r in responsibilities.items()
     }
-    # Without noise, equal scores are ordered by the client's own fixed order, so that not all clients meet on
-    # one expert.
+    # Without noise, each client orders equal scores in its own fixed order: otherwise all clients would
+    # choose the same expert.
     ties = {expert: _gumbel(secret, "ties", expert) for expert in scores}
     ordered = sorted(scores, key=lambda expert: (scores[expert], ties[expert]), reverse=True)
     return tuple(ordered[:count])
@@ -61,8 +61,8 @@ def turns(specialists: Sequence[int], steps: int, *, exploring: bool) -> list[Tu
     """
     if not exploring or len(specialists) < 2:
         return [Turn(tuple(specialists), steps)]
-    least, more = divmod(steps, len(specialists))
-    shares = [least + (number < more) for number in range(len(specialists))]
+    least, remainder = divmod(steps, len(specialists))
+    shares = [least + (number < remainder) for number in range(len(specialists))]
     # With fewer steps than specialists, the last ones get none.
     return [Turn((expert,), share) for expert, share in zip(specialists, shares, strict=True) if share]
 

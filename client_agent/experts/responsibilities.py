@@ -106,8 +106,8 @@ def rejects(losses: ProbeLosses, local: float | None, *, regret_above: float) ->
 def differences(losses: ProbeLosses, expert: int) -> dict[int, float]:
     """Compute d_j = clip((l_j - l_k) / l_0, -1, 1) of each other specialist j, for specialist k = `expert`.
 
-    It is what j in the place of k costs the client, as a share of the shared expert's loss, as in `regret`.
-    If one of the two losses is not finite it is 1.
+    d_j is the cost of j in place of k to the client, as a share of the shared expert's loss, as in `regret`.
+    If one of the two losses is not finite, d_j is 1.
     """
     expert_loss = losses.specialists[expert]
     return {

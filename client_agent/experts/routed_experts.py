@@ -106,7 +106,11 @@ class RoutedExperts(AdapterBase):
         return self._router if len(self.chosen) > 1 else None
 
     def probe_with(self, prober: Prober | None, memory: ExpertMemory) -> None:
-        """Choose by losses on a probe set from now on, and remember choices; None = there is no probe set."""
+        """Choose experts by their losses on a probe set, and record choices in `memory`.
+
+        Args:
+            prober: computes the losses; None = there is no probe set, and experts are drawn by chance.
+        """
         self._prober, self._memory = prober, memory
 
     def choose(self, specialists: Sequence[int]) -> None:
@@ -128,7 +132,7 @@ class RoutedExperts(AdapterBase):
         age = round_number - self.since
         explore = exploring_rounds(self.routing.explore_rounds, total_rounds - self.since)
         exploring = age <= explore
-        # A second expert too while all are equal, so that every expert meets several clients.
+        # While all experts are equal, two are drawn, so that several clients train each expert.
         count = DRAWS if exploring else self.routing.specialists
         specialists = drawn(
             self.responsibilities,
@@ -140,7 +144,7 @@ class RoutedExperts(AdapterBase):
         newborn = self._newborn(memory, round_number)
         if newborn is not None and not exploring:
             remaining = [expert for expert in specialists if expert != newborn]
-            # It replaces the least responsible of the drawn ones.
+            # The newborn expert replaces the least responsible of the drawn experts.
             specialists = (newborn, *remaining)[:count]
             share = (1 - _NEWBORN) / max(1, len(self._specialists) - 1)
             self.responsibilities = {k: _NEWBORN if k == newborn else share for k in self._specialists}

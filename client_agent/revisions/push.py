@@ -229,11 +229,11 @@ class Push:
     ) -> RolledBack:
         """Serve a revision until the next rollback.
 
-        None is the newest revision that can be exported, as `follow` serves it, and again those that follow.
-
         Args:
-            silo: opens the silo's model, for a revision that is not in the export folder any more.
-            awaited: is called if a running agent is exporting, before it is waited for.
+            number: the revision to serve; None = the newest that can be exported, and from then on each later
+                revision.
+            silo: opens the silo's model, for a revision that is no longer in the export folder.
+            awaited: called before a wait, if a running agent is exporting.
 
         Raises:
             RevisionMissing: there is no such revision.
@@ -320,16 +320,16 @@ class Push:
         )
 
     def _before_link(self, store: RevisionStore, serving: Serving, number: int) -> Serving:
-        """Forget for which revision the command succeeded, if the link moves to another one.
+        """Clear `notified`, the label for which the command succeeded, if the link moves to another revision.
 
-        Otherwise a rollback to the revision before would not run the command, although the server may have
-        loaded the one between: its command failed, or was killed, after the server had answered it.
+        Example: the command succeeded for revision 6, and failed for 7 after the server had loaded 7. A
+        rollback to 6 must run the command again.
         """
         if serving.notified in (None, label_of(self.name, number)):
             return serving
-        forgotten = serving.model_copy(update={"notified": None})
-        forgotten.write(store.folder)
-        return forgotten
+        cleared = serving.model_copy(update={"notified": None})
+        cleared.write(store.folder)
+        return cleared
 
     def _target(self, serving: Serving) -> int | None:
         """Return the number of the revision to serve: the pinned or the newest exported one."""
@@ -337,7 +337,7 @@ class Push:
         return serving.pinned if serving.pinned is not None else max(exported, default=None)
 
     def _export_missing(self, store: RevisionStore, silo: Silo) -> None:
-        """Export all revisions after the newest exported one; of those of before the first export one alone.
+        """Export all revisions after the newest exported one; before the first export, only the newest.
 
         Raises:
             Exception: the error of the newest revision that could not be exported.
@@ -345,16 +345,16 @@ class Push:
         numbers = [r.number for r in store.all() if r.base_model == silo.base.slug]
         exported = self.served.numbers(self.name)
         missing = [n for n in numbers if n > max(exported)] if exported else numbers[-1:]
-        trouble: Exception | None = None
+        failure: Exception | None = None
         for number in missing:
             try:
                 self._export(store, number, silo)
-                trouble = None
+                failure = None
             # A state that a format cannot hold says nothing about the next one.
             except AgentError as error:
-                trouble = error
-        if trouble is not None:
-            raise trouble
+                failure = error
+        if failure is not None:
+            raise failure
 
     def _export(self, store: RevisionStore, number: int, silo: Silo) -> None:
         from client_agent.export.job import export_adapter

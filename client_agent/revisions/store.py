@@ -183,7 +183,7 @@ class RevisionStore:
 
     @contextmanager
     def locked(self, awaited: Callable[[], None] = lambda: None) -> Iterator[None]:
-        """Wait until no other process adds or exports revisions; `awaited` is called if one does."""
+        """Lock the store; `awaited` is called before a wait, if another process adds or exports revisions."""
         make_folder(self.path)
         with (self.path / _LOCK).open("w") as file:
             try:

@@ -44,7 +44,7 @@ class WaitLog:
         return _FIRST_SECONDS if self._asked is None else min(most, self.seconds)
 
     def end(self) -> None:
-        """Note that there is work: the next wait is a new one."""
+        """Record that there is work: the next line belongs to a new wait."""
         self._asked = None
 
     def tell(self) -> None:
