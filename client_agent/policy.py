@@ -45,11 +45,11 @@ class PolicyRefused(AgentError):
     """The federation's plan or an update breaks the silo's policy. Nothing more is sent."""
 
     def __init__(
-        self, rule: str, allowed: str, fact: str, way_out: str, *, effect: str = "nothing is trained or sent"
+        self, rule: str, allowed: str, fact: str, remedy: str, *, effect: str = "nothing is trained or sent"
     ) -> None:
         super().__init__(
             f"{fact}, and this silo's policy.{rule} is {allowed}; {effect}. "
-            f"Ask the operator for {way_out}, or change policy.{rule} in silo.toml"
+            f"Ask the operator for {remedy}, or change policy.{rule} in silo.toml"
         )
 
 
@@ -82,40 +82,40 @@ class Policy(Strict):
         """
         name = plan.strategy.name
         if self.strategies is not None and name not in self.strategies:
-            fact, way_out = (
+            fact, remedy = (
                 f"the plan's strategy is {name}",
                 f"a federation with {' or '.join(self.strategies)}",
             )
-            raise PolicyRefused("strategies", _listed(self.strategies), fact, way_out)
+            raise PolicyRefused("strategies", _listed(self.strategies), fact, remedy)
         outside = [module for module in sent_modules(plan.adapter) if not self._allows(module)]
         if self.modules is not None and outside:
             fact = f"the plan's adapter sends {_listed(outside)}"
-            way_out = "a plan with other adapter.roles or adapter.target_modules"
-            raise PolicyRefused("modules", _listed(self.modules), fact, way_out)
+            remedy = "a plan with other adapter.roles or adapter.target_modules"
+            raise PolicyRefused("modules", _listed(self.modules), fact, remedy)
         self._require_private(plan)
         if self.plan is not None and document is not None and digest_of(document) != self.plan:
             fact = f"the plan's digest is {digest_of(document)}"
             raise PolicyRefused("plan", self.plan, fact, "the plan that was examined")
 
     def _require_private(self, plan: FederationPlan) -> None:
-        most, training = self.max_training_epsilon, plan.privacy.training
-        if most is None:
+        max_epsilon, training = self.max_training_epsilon, plan.privacy.training
+        if max_epsilon is None:
             return
-        if training is not None and training.epsilon <= most:
+        if training is not None and training.epsilon <= max_epsilon:
             self._require_delta(training.delta)
             return
         fact = "the plan trains without differential privacy"
         if training is not None:
             fact = f"the plan allows training to cost epsilon {training.epsilon:g}"
-        way_out = f"a plan with a privacy.training.epsilon of {most:g} or less"
-        raise PolicyRefused("max_training_epsilon", f"{most:g}", fact, way_out)
+        remedy = f"a plan with a privacy.training.epsilon of {max_epsilon:g} or less"
+        raise PolicyRefused("max_training_epsilon", f"{max_epsilon:g}", fact, remedy)
 
     def _require_delta(self, delta: float) -> None:
-        most = self.max_training_delta
-        if delta > most:
+        max_delta = self.max_training_delta
+        if delta > max_delta:
             fact = f"the plan promises the epsilon of training at delta {delta:g} only"
-            way_out = f"a plan with a privacy.training.delta of {most:g} or less"
-            raise PolicyRefused("max_training_delta", f"{most:g}", fact, way_out)
+            remedy = f"a plan with a privacy.training.delta of {max_delta:g} or less"
+            raise PolicyRefused("max_training_delta", f"{max_delta:g}", fact, remedy)
 
     def require_kinds(self, kinds: Iterable[SentKind]) -> None:
         """Check what the agents of a plan send beside updates.
@@ -138,17 +138,19 @@ class Policy(Strict):
         max_bytes: int | None,
         summed: SecureSumPlan | None,
         *,
-        beside: int = 0,
+        extra_bytes: int = 0,
     ) -> None:
         """Check before training that updates of a layout are small enough, uncompressed.
 
-        An update that cannot be encoded by the recipe is sent dense; `require_body` measures that one.
+        An update that the recipe cannot encode is sent dense; `require_body` checks its size then.
 
         Args:
-            beside: the bytes that go with the adapter: header, manifest, sketch, outputs.
+            layout: the tensors of an update, as name and shape.
+            summed: the plan of the secure sum, whose inputs are not encoded by the recipe; None = no sum.
+            extra_bytes: the bytes that go with the adapter: header, manifest, sketch, outputs.
 
         Raises:
-            PolicyRefused: they may be larger than `max_update_bytes`.
+            PolicyRefused: an update may be larger than `max_update_bytes`.
         """
         if self.max_update_bytes is None:
             return
@@ -159,27 +161,27 @@ class Policy(Strict):
         else:
             # The agent adapts to `wire.max_bytes`, so it is a bound even where the recipe allows more.
             size = min(most_bytes(layout, recipe), max_bytes or 2**63)
-        self._require_bytes(size + beside, "an update under this plan has up to")
+        self._require_bytes(size + extra_bytes, "an update under this plan has up to")
 
     def require_body(self, body: bytes) -> None:
         """Check the exact bytes of an update immediately before they are sent.
 
         Raises:
-            PolicyRefused: there are more than `max_update_bytes`.
+            PolicyRefused: the body has more than `max_update_bytes`.
         """
         if self.max_update_bytes is not None:
             self._require_bytes(len(body), "the encoded update has", effect="it is not sent")
 
     def sentences(self) -> str:
         """Return the rules in force as text."""
-        most = self.max_training_epsilon
+        max_epsilon = self.max_training_epsilon
         rules = {
             "strategies": _listed(self.strategies) if self.strategies else None,
             "modules": _listed(self.modules) if self.modules else None,
             "at most": f"{self.max_update_bytes} bytes per update" if self.max_update_bytes else None,
             "sends": (_listed(self.sends) or "nothing") if self.sends is not None else None,
             "training epsilon at most": (
-                f"{most:g} at delta {self.max_training_delta:g}" if most is not None else None
+                f"{max_epsilon:g} at delta {self.max_training_delta:g}" if max_epsilon is not None else None
             ),
             "plan": self.plan,
         }
@@ -194,8 +196,8 @@ class Policy(Strict):
     def _require_bytes(self, size: int, fact: str, **effect: str) -> None:
         limit = self.max_update_bytes
         if limit is not None and size > limit:
-            way_out = f"a plan with a wire.max_bytes below {limit}, fewer adapter.roles or a lower rank"
-            raise PolicyRefused("max_update_bytes", str(limit), f"{fact} {size} bytes", way_out, **effect)
+            remedy = f"a plan with a wire.max_bytes below {limit}, fewer adapter.roles or a lower rank"
+            raise PolicyRefused("max_update_bytes", str(limit), f"{fact} {size} bytes", remedy, **effect)
 
 
 def sent_modules(adapter: AdapterPlan) -> tuple[str, ...]:

@@ -333,12 +333,13 @@ def _identity(settings: AgentSettings) -> str:
     try:
         with connect_once(settings, membership) as api:
             api.proved_hello(thumbprint(membership.server_key))
-            me = api.me()
+            client = api.me()
     except CoordinatorRefused as refusal:
         if not waiting:
             raise
         raise AgentError(f"{refusal}{unfinished}") from refusal
-    return f"{me.name}, client {me.client_id} of federation {me.federation_id}, {me.state}{unfinished}"
+    place = f"client {client.client_id} of federation {client.federation_id}"
+    return f"{client.name}, {place}, {client.state}{unfinished}"
 
 
 @cache

@@ -50,7 +50,8 @@ def epsilon_of_counted(releases: Iterable[tuple[Mechanism, int]], delta: float) 
 def noise_for(sampled: int, records: int, releases: int, epsilon: float, delta: float) -> float:
     """Return the least noise multiplier, in hundredths, at which `releases` cost `epsilon` at most.
 
-    The Renyi accountant is quick and asks for somewhat more noise than the other one, which decides.
+    The search starts from the bound of the Renyi accountant, which is quick and asks for somewhat more noise.
+    The accountant of privacy loss distributions decides.
     """
     import dp_accounting as dp
 
@@ -63,7 +64,6 @@ def noise_for(sampled: int, records: int, releases: int, epsilon: float, delta: 
         losses = _losses().compose(composed(hundredths / 100))
         return bool(losses.get_epsilon(available) <= epsilon)
 
-    # The Renyi accountant is quick and asks for a little too much noise: a start from above.
     bound = float(dp.calibrate_dp_mechanism(_divergences, composed, epsilon, available, tol=1e-2))
     # Whole hundredths, so that the search ends, and equal plans have equal noise in all silos.
     enough = math.ceil(bound * 100) + 1
@@ -86,12 +86,12 @@ def _epsilon(counted: tuple[tuple[tuple[int, int, float], int], ...], delta: flo
             accountant.compose(_event(sampled, records, noise), times)
         return float(accountant.get_epsilon(delta * (1 - GRID_SHARE)))
 
-    tight = composed(_losses())
-    loose = composed(_divergences())
+    pld_epsilon = composed(_losses())
+    renyi_epsilon = composed(_divergences())
     # `not <=`, so that NaN is refused as well.
-    if not tight <= loose * _SLACK:
-        raise AccountantsDisagree(tight, loose)
-    return tight
+    if not pld_epsilon <= renyi_epsilon * _SLACK:
+        raise AccountantsDisagree(pld_epsilon, renyi_epsilon)
+    return pld_epsilon
 
 
 def _losses() -> PrivacyAccountant:

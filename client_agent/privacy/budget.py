@@ -22,9 +22,11 @@ class LedgerDamaged(AgentError):
 
 
 class BudgetSpent(AgentError):
-    """One more release would exceed a privacy budget; `again`: the last release is sent again."""
+    """One more release would exceed a privacy budget; with `sends_again` the last release is sent again."""
 
-    def __init__(self, spent: float, after: float, budget: float, delta: float, *, again: bool) -> None:
+    def __init__(
+        self, spent: float, next_epsilon: float, budget: float, delta: float, *, sends_again: bool
+    ) -> None:
         advice = (
             "There is no sketch to send again: a crash lost it after it was paid for, its files are gone, or "
             "another federation spent the budget. The budget stays spent: ask the operator for a federation "
@@ -33,30 +35,32 @@ class BudgetSpent(AgentError):
         )
         super().__init__(
             f"the privacy budget is spent: epsilon {spent:.3g} of {budget:.3g} at delta {delta:g}, and one "
-            f"more sketch would make it {after:.3g}. {'The last sketch is sent again' if again else advice}"
+            f"more sketch would make it {next_epsilon:.3g}. "
+            f"{'The last sketch is sent again' if sends_again else advice}"
         )
 
 
 class TrainingBudgetSpent(AgentError):
     """Steps of a round would exceed a privacy budget of training at its delta."""
 
-    def __init__(self, spent: float, after: float, budget: float, delta: float, steps: int) -> None:
+    def __init__(self, spent: float, next_epsilon: float, budget: float, delta: float, steps: int) -> None:
         super().__init__(
             f"the privacy budget of training is spent: epsilon {spent:.3g} of {budget:.3g} at delta "
-            f"{delta:g}, and {steps} more steps would make it {after:.3g}; nothing is trained or sent. Other "
-            "federations, abandoned rounds and steps that crashes lost count too. Ask the operator for a "
-            "federation plan with a larger privacy.training.epsilon and a privacy.training.delta of "
-            f"{delta:g} or less, or with more privacy.training.steps, of which each costs less"
+            f"{delta:g}, and {steps} more steps would make it {next_epsilon:.3g}; nothing is trained or "
+            "sent. Other federations, abandoned rounds and steps that crashes lost count too. Ask the "
+            "operator for a federation plan with a larger privacy.training.epsilon and a "
+            f"privacy.training.delta of {delta:g} or less, or with more privacy.training.steps: each step then "
+            "costs less"
         )
 
 
 class NotPrivateEnough(AgentError):
     """The plan's sketches would cost more privacy than the silo allows."""
 
-    def __init__(self, plan: str, most: float, setting: str = "epsilon") -> None:
+    def __init__(self, plan: str, limit: float, setting: str = "epsilon") -> None:
         super().__init__(
-            f"the plan {plan}, and this silo's max_{setting} is {most:g}; no sketch is computed. Ask the "
-            f"operator for a plan with a signature.dp.{setting} of {most:g} or less, or raise max_{setting} "
+            f"the plan {plan}, and this silo's max_{setting} is {limit:g}; no sketch is computed. Ask the "
+            f"operator for a plan with a signature.dp.{setting} of {limit:g} or less, or raise max_{setting} "
             "here"
         )
 
@@ -66,12 +70,12 @@ class TooFewVoices(AgentError):
 
     def __init__(self, plan: FederationPlan, least: int) -> None:
         summed = plan.privacy.secure_sum
-        field, planned, enough = "privacy.min_voices", plan.privacy.min_voices, least
+        field, planned, needed = "privacy.min_voices", plan.privacy.min_voices, least
         if summed is not None:  # a member of a sum learns at best what all others together have sent
-            field, planned, enough = "privacy.secure_sum.minimum", summed.minimum, least + 1
+            field, planned, needed = "privacy.secure_sum.minimum", summed.minimum, least + 1
         super().__init__(
             f"the plan's {field} is {planned}, and this silo's min_voices is {least}; it does not take part, "
-            f"and sends no update. Ask the operator for a federation with a {field} of {enough} or more, or "
+            f"and sends no update. Ask the operator for a federation with a {field} of {needed} or more, or "
             "lower min_voices here"
         )
 
@@ -79,10 +83,10 @@ class TooFewVoices(AgentError):
 class AccountantsDisagree(AgentError):
     """The two privacy accountants contradict each other."""
 
-    def __init__(self, tight: float, loose: float) -> None:
+    def __init__(self, pld_epsilon: float, renyi_epsilon: float) -> None:
         super().__init__(
-            f"epsilon is {tight:.4g} by privacy loss distributions and {loose:.4g} by Renyi divergences, "
-            "which is impossible; report this with the versions of dp-accounting and scipy"
+            f"epsilon is {pld_epsilon:.4g} by privacy loss distributions and {renyi_epsilon:.4g} by Renyi "
+            "divergences, which is impossible; report this with the versions of dp-accounting and scipy"
         )
 
 

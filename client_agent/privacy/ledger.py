@@ -213,7 +213,7 @@ class Ledger:
         if exceeded := exceeded_limit(book.releases, federation_id, planned, [*earlier, (mechanism, 1)]):
             limit, after = exceeded
             spent = epsilon_of_counted(earlier, limit.delta)
-            raise BudgetSpent(spent, after, limit.epsilon, limit.delta, again=last is not None)
+            raise BudgetSpent(spent, after, limit.epsilon, limit.delta, sends_again=last is not None)
         spent = max((e.epsilon for e in book.releases if e.delta <= dp.delta), default=0.0)
         # The numerical cost may fall by rounding; the spent budget never does.
         after = max(spent, epsilon_of_counted([*earlier, (mechanism, 1)], dp.delta))
@@ -253,18 +253,18 @@ class Ledger:
             return book
         planned, steps = Limit(dp.epsilon, dp.delta), [*book.steps, (mechanism, missing)]
         if exceeded := exceeded_limit(book.training, federation_id, planned, steps):
-            limit, after = exceeded
+            limit, next_epsilon = exceeded
             spent = epsilon_of_counted(book.steps, limit.delta)
-            raise TrainingBudgetSpent(spent, after, limit.epsilon, limit.delta, missing)
+            raise TrainingBudgetSpent(spent, next_epsilon, limit.epsilon, limit.delta, missing)
         spent = max((e.epsilon for e in book.training if e.delta <= dp.delta), default=0.0)
-        after = max(spent, epsilon_of_counted(steps, dp.delta))
+        next_epsilon = max(spent, epsilon_of_counted(steps, dp.delta))
         entry = TrainingEntry(
             federation=federation_id,
             round=round_number,
             steps=missing,
             **asdict(mechanism),
             delta=dp.delta,
-            epsilon=after,
+            epsilon=next_epsilon,
             budget=dp.epsilon,
         )
         return book.model_copy(update={"training": (*book.training, entry)})
@@ -280,8 +280,8 @@ class Ledger:
             if entry.left and entry.pays_for(federation_id, round_number, mechanism):
                 # Before the examples are drawn: after a crash the step counts as taken, since its result may
                 # have been seen.
-                begun = entry.model_copy(update={"begun": entry.begun + 1})
-                training = (*book.training[:index], begun, *book.training[index + 1 :])
+                begun_entry = entry.model_copy(update={"begun": entry.begun + 1})
+                training = (*book.training[:index], begun_entry, *book.training[index + 1 :])
                 self.write(book.model_copy(update={"training": training}))
                 return
         raise LedgerDamaged(

@@ -50,17 +50,17 @@ def discrete_gaussians(count: int, sigma: int, words: Words = system_words) -> S
     """
     if not 1 << 10 <= sigma <= LARGEST:
         raise ValueError(f"sigma {sigma} is not from 2^10 to 2^40 steps")
-    drawn = np.empty(count, np.int64)
+    samples = np.empty(count, np.int64)
     for start in range(0, count, _AT_ONCE):
-        part = drawn[start : start + _AT_ONCE]
-        missing = np.arange(part.size)
-        while missing.size:
-            values = _laplace(missing.size, sigma + 1, words)
+        block = samples[start : start + _AT_ONCE]
+        undrawn = np.arange(block.size)
+        while undrawn.size:
+            values = _laplace(undrawn.size, sigma + 1, words)
             accepted = _accepted(values, sigma, words)
-            # Rejected places alone are drawn again, all of a block at a time.
-            part[missing[accepted]] = values[accepted]
-            missing = missing[~accepted]
-    return drawn
+            # Only rejected places are drawn again, together for a block.
+            block[undrawn[accepted]] = values[accepted]
+            undrawn = undrawn[~accepted]
+    return samples
 
 
 def _accepted(values: Steps, sigma: int, words: Words) -> NDArray[np.bool_]:
@@ -78,17 +78,17 @@ def _accepted(values: Steps, sigma: int, words: Words) -> NDArray[np.bool_]:
 
 def _laplace(count: int, t: int, words: Words) -> Steps:
     """Draw y with probability proportional to exp(-|y| / t) (algorithm 2): (count,)."""
-    drawn = np.empty(count, np.int64)
-    missing = np.arange(count)
-    while missing.size:
-        u = _uniform_below(t, missing.size, words)
-        size = u + t * _geometric(missing.size, words)
+    samples = np.empty(count, np.int64)
+    undrawn = np.arange(count)
+    while undrawn.size:
+        u = _uniform_below(t, undrawn.size, words)
+        size = u + t * _geometric(undrawn.size, words)
         accepted = _true_with(u / t, _shares(u, t), words)
-        negative = (words(missing.size) & np.uint64(1)).astype(bool)
+        negative = (words(undrawn.size) & np.uint64(1)).astype(bool)
         accepted &= ~(negative & (size == 0))  # zero has one representation
-        drawn[missing[accepted]] = np.where(negative, -size, size)[accepted]
-        missing = missing[~accepted]
-    return drawn
+        samples[undrawn[accepted]] = np.where(negative, -size, size)[accepted]
+        undrawn = undrawn[~accepted]
+    return samples
 
 
 def _shares(u: Steps, t: int) -> Exact:
@@ -98,21 +98,21 @@ def _shares(u: Steps, t: int) -> Exact:
 def _geometric(count: int, words: Words) -> Steps:
     """Draw how often "true with probability exp(-1)" is true before it is false: (count,)."""
     counts = np.zeros(count, np.int64)
-    going = np.arange(count)
-    while going.size:
-        going = going[_true_with(np.ones(going.size), lambda _: Fraction(1), words)]
-        counts[going] += 1
+    running = np.arange(count)
+    while running.size:
+        running = running[_true_with(np.ones(running.size), lambda _: Fraction(1), words)]
+        counts[running] += 1
     return counts
 
 
 def _uniform_below(t: int, count: int, words: Words) -> Steps:
     """Draw uniformly from 0..t-1, without the bias of a remainder: (count,)."""
     # Words above the last multiple of t would make small remainders likelier.
-    most = (1 << 64) // t * t - 1
-    drawn = np.array(words(count))
-    while (above := drawn > np.uint64(most)).any():
-        drawn[above] = words(int(above.sum()))
-    return (drawn % np.uint64(t)).astype(np.int64)
+    largest_word = (1 << 64) // t * t - 1
+    drawn_words = np.array(words(count))
+    while (too_large := drawn_words > np.uint64(largest_word)).any():
+        drawn_words[too_large] = words(int(too_large.sum()))
+    return (drawn_words % np.uint64(t)).astype(np.int64)
 
 
 def _true_with(x: _Exponents, exact: Exact, words: Words) -> NDArray[np.bool_]:
@@ -129,8 +129,8 @@ def _true_with(x: _Exponents, exact: Exact, words: Words) -> NDArray[np.bool_]:
 
 def _is_below(word: int, x: Fraction, words: Words) -> bool:
     """Whether a uniform number that begins with `word` is below exp(-x); its other bits are drawn here."""
-    for more in words(_MORE_BITS // 64).tolist():
-        word = word << 64 | int(more)
+    for low_word in words(_MORE_BITS // 64).tolist():
+        word = word << 64 | int(low_word)
     exponent = _DIGITS.divide(Decimal(-x.numerator), Decimal(x.denominator))
     threshold = _DIGITS.multiply(_DIGITS.exp(exponent), Decimal(1 << 64 + _MORE_BITS))
     return Decimal(word) < threshold

@@ -44,22 +44,19 @@ def require_allowed_size(work: OpenedRound, layout: Callable[[], Layout]) -> Non
     """Check that updates of a layout keep the silo's `policy.max_update_bytes`.
 
     Raises:
-        PolicyRefused: they may be larger.
+        PolicyRefused: an update may be larger.
     """
     policy, opened = work.session.policy, work.opened
     if policy.max_update_bytes is None:
         return
     limit, updates = opened.brief.wire.max_bytes, layout()
-    beside = _bytes_beside(work, updates) if work.sum_plan is None else 0
-    policy.require_update(updates, opened.recipe, limit, work.sum_plan, beside=beside)
+    extra_bytes = _bytes_beside(work, updates) if work.sum_plan is None else 0
+    policy.require_update(updates, opened.recipe, limit, work.sum_plan, extra_bytes=extra_bytes)
 
 
 def _bytes_beside(work: OpenedRound, layout: Layout) -> int:
-    """Return an upper bound of the bytes of an update that are no values of the adapter.
-
-    A coded update has a few streams; the header of a dense one names every tensor.
-    """
-    # A coded update has a few streams; the header of a dense one names every tensor.
+    """Return an upper bound of the bytes of an update that are not values of the adapter."""
+    # The header of a dense update names every tensor; a coded update has a few streams only.
     tensors = {name: ("F32", shape) for name, shape in layout.items()} if work.opened.recipe.is_dense else {}
     sketch = 4 * work.brief.signature.dim
     parts = sum(part.bytes_beside(work) for part in work.opened.parts)

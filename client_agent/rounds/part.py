@@ -104,11 +104,11 @@ class Part:
     # Before a round: layout and size of an update, from plan and profile alone.
 
     def adapter_plan(self, plan: AdapterPlan, state: State | None, lora_rank: int | None) -> AdapterPlan:
-        """Return the adapter of this client, whose last one is `state` and whose first rank `lora_rank`."""
+        """Return the plan of this client's adapter; `state` is the last one, `lora_rank` its first rank."""
         return plan
 
     def shortfall(self, layout: Layout, recipe: Recipe) -> str | None:
-        """Return why no update of a layout fits the part's budget; None = one does."""
+        """Return why no update of a layout fits the part's budget; None = an update fits."""
         return None
 
     def bytes_beside(self, work: OpenedRound) -> int:

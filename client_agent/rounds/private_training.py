@@ -25,12 +25,12 @@ log = logging.getLogger(__name__)
 
 
 class NotPrivatelyTrained(AgentError):
-    """The plan asks for differentially private training, which this method or this silo cannot give."""
+    """The plan asks for differentially private training, which this method or this silo does not support."""
 
-    def __init__(self, obstacle: str, way_out: str) -> None:
+    def __init__(self, obstacle: str, remedy: str) -> None:
         super().__init__(
             f"the plan asks for differentially private training (privacy.training), and {obstacle}; nothing "
-            f"is trained or sent. {way_out}"
+            f"is trained or sent. {remedy}"
         )
 
 
@@ -45,7 +45,7 @@ class RoundPayments:
     dp: PrivateTrainingPlan
 
     def pay(self, steps: int) -> None:
-        """Pay for steps, less those that are paid for and not begun."""
+        """Charge the ledger for steps, except for steps that are paid for and have not begun."""
         book = self.ledger.with_steps(self.federation_id, self.round_number, self.mechanism, steps, self.dp)
         # Before the first step: a crash costs budget, and never releases unpaid steps.
         self.ledger.write(book)

@@ -189,9 +189,9 @@ class RoundResult:
             limit,
         )
         common = {name: shape for name, shape in self.layout.items() if split_bank_tensor(name) is None}
-        # Members must have begun with equal values: a difference to other ones cannot be summed.
-        begun_with = bank_digest(values_digest(self.served, common), self.bank)
-        ready = ReadyRequest(base=self.base, values=begun_with, format=CAPABILITY)
+        # Members must start from equal values: changes from different starts cannot be summed.
+        start_digest = bank_digest(values_digest(self.served, common), self.bank)
+        ready = ReadyRequest(base=self.base, values=start_digest, format=CAPABILITY)
         return save_tensors(tensors, {_READY: ready.model_dump_json(), "clipped": json.dumps(clipped)})
 
     def _share(self, change: Mapping[str, NDArray[np.float32]]) -> _Share:
