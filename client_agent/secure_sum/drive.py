@@ -129,7 +129,7 @@ def _begin(task: SumTask, terms: SumTerms, counts: SumCounts | None) -> _Session
     session = _Session(task, terms)
     entry = next((member for member in terms.members if member.client == task.client), None)
     # This session itself may be spent already: then its last message is sent again.
-    spent = task.journal.spent(without=terms)
+    spent = task.journal.spent(current=terms)
     earlier = task.journal.open(counts.session) if counts is not None else None
     counted = earlier.counted if earlier is not None else None
     commitments = earlier.commitments if earlier is not None else None

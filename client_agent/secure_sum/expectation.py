@@ -21,14 +21,19 @@ from schemas.secure_sum.terms import is_signed_by_server, terms_hash, threshold_
 class Expectation:
     """A member's own view of the session: its plan, its roster, its weights, and where it has taken part.
 
-    `segments` are those of a session of this `kind`: the same values in a session of another kind would be a
-    second sum. `groups` are those whose members are counted before the sum, `counts` the outcome as the
-    coordinator shows it, and `counted` the clients that this member confirmed as counted, sorted, with the
-    `commitments` to the sums of their counts by group; None without masks. `choices` is the most groups but
-    `reject` into which a member may count itself. `spent` holds the kinds of sessions of this round in which
-    this member has sent step 4: a second sum over other members would reveal the difference. `roster` has the
-    identity keys at `roster_version`. `plan` is the digest of the plan by which the input was made: members
-    with another plan may have sent zeros, and the sum would be this member's input.
+    Attributes:
+        roster: the identity keys at `roster_version`, by client.
+        plan: the digest of the plan by which the input was made: members with another plan may have sent
+            zeros, and the sum would be this member's input.
+        segments: the segments of a session of this `kind`: the same values in a session of another kind would
+            be a second sum.
+        groups: the groups whose members are counted before the sum.
+        counts: the outcome of the counts, as the coordinator shows it.
+        counted: the clients that this member confirmed as counted, sorted; None without masks.
+        commitments: the commitments to the sums of their counts, by group; None without masks.
+        choices: the largest number of groups, `reject` excluded, into which a member may count itself.
+        spent: the kinds of sessions of this round in which this member has sent step 4: a second sum over
+            other members would reveal the difference.
     """
 
     federation: str

@@ -89,16 +89,17 @@ class SumJournal:
         """Store terms that this member does not accept as evidence; return their file."""
         return self._keep_evidence(_document(terms))
 
-    def spent(self, *, without: SumTerms) -> frozenset[SumKind]:
-        """Return the kinds of sessions of this round but one in which step 4 was stored, and perhaps sent.
+    def spent(self, *, current: SumTerms) -> frozenset[SumKind]:
+        """Return the kinds of the round's other sessions in which step 4 was stored, and perhaps sent.
 
-        They include sessions of before a restored backup, whose journal is gone.
+        `current` are the terms of the session that does not count. Sessions whose journal was lost, as after
+        a restored backup, count by their marks.
         """
-        earlier = [session for session in self._sessions() if session.number != without.session]
+        earlier = [session for session in self._sessions() if session.number != current.session]
         kinds = {kind for session in earlier for kind in session.spent_kinds}
         # The mark of this session itself must not stop it: its last message may have to be sent again.
-        nonce = self.open(without.session).nonce
-        return frozenset(kinds | self.marks.kinds(without.round, without=nonce))
+        nonce = self.open(current.session).nonce
+        return frozenset(kinds | self.marks.kinds(current.round, except_nonce=nonce))
 
     def end(self, *, before: int | None = None) -> None:
         """End all sessions, or those with a lower number than `before`, and delete their secrets."""

@@ -28,13 +28,13 @@ class UnmaskMarks:
         # An empty file per mark: nothing has to be rewritten, so that no crash can lose an earlier mark.
         write_durably(self._file(terms.round, terms.kind, nonce), b"")
 
-    def kinds(self, round_number: int, *, without: str | None) -> set[SumKind]:
-        """Return the kinds of sums unmasked in a round, by all sessions but the one with nonce `without`."""
+    def kinds(self, round_number: int, *, except_nonce: str | None) -> set[SumKind]:
+        """Return the kinds of sums that sessions of a round unmasked, except the session of this nonce."""
         kinds: set[SumKind] = set()
         for kind in ALL_KINDS:
-            left_out = None if without is None else self._file(round_number, kind, without)
+            own_mark = None if except_nonce is None else self._file(round_number, kind, except_nonce)
             marks = self.folder.glob(self._file(round_number, kind, "*").name)
-            if any(mark != left_out for mark in marks):
+            if any(mark != own_mark for mark in marks):
                 kinds.add(kind)
         return kinds
 

@@ -108,12 +108,12 @@ def new_terms(
 ) -> SumTerms | None:
     """Return signed terms for the first 128 of `clients`, or None if the plan requires more of them.
 
-    A strategy that has groups counts their members first, once in a round: the terms are of kind `counts`
-    until that is done, and those of the sum then have the groups that keep `k_min` members whoever of the
-    counted ones is absent.
+    A strategy with groups first counts the members of each group, once in a round: until then the terms are
+    of kind `counts`. The terms of the sum then have the groups that keep at least `k_min` members even if all
+    absent counted members belong to them.
 
     Raises:
-        StrategyUnavailable: the strategy of the plan is not installed any more.
+        StrategyUnavailable: the strategy of the plan is no longer installed.
     """
     plan = plan_of(federation)
     summed = summed_plan(plan)
@@ -130,8 +130,8 @@ def new_terms(
     names = sorted(client.client_id for client in chosen)
     bank = current_bank(session, federation.id, opened)
     choose = _group_choice(opened, bank, row.number)
-    whole = bank_layout(layout, bank.experts) if bank is not None else layout
-    vector = _vector(opened, whole, summed, outcome_of(session, row.id), len(names), choose)
+    full_layout = bank_layout(layout, bank.experts) if bank is not None else layout
+    vector = _vector(opened, full_layout, summed, outcome_of(session, row.id), len(names), choose)
     fields = {
         "format": CAPABILITY,
         "federation": federation.id,

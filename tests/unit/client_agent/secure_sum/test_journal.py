@@ -63,7 +63,7 @@ def test_secrets_are_deleted_after_a_sum(tmp_path: Path) -> None:
         session = member.journal.open(1)
         assert session.ended
         assert '"secrets":null' in (session.folder / "session.json").read_text()
-        assert member.journal.spent(without=terms_of(3, session=2)) == {"sum"}
+        assert member.journal.spent(current=terms_of(3, session=2)) == {"sum"}
         assert (member.folder / "terms-001.json").is_file()
 
 
@@ -189,7 +189,7 @@ def test_damaged_session_sends_no_message_and_counts_spent(tmp_path: Path) -> No
     session = journal.open(1)
     session.begin(terms_of(3), DIGEST, new_secrets())
     (session.folder / "session.json").write_bytes(b"{")
-    assert journal.spent(without=terms_of(3, session=2)) == {"sum", "counts"}
+    assert journal.spent(current=terms_of(3, session=2)) == {"sum", "counts"}
     with pytest.raises(SessionAborted, match="damaged"):
         session.secrets(terms_of(3), DIGEST)
     session.end()
@@ -216,10 +216,10 @@ def test_session_without_step_4_is_not_spent(tmp_path: Path) -> None:
         session = journal.open(number)
         session.begin(terms_of(3, session=number), DIGEST, new_secrets())
         session.store_sent(step, b"{}")
-    assert journal.spent(without=terms_of(3, session=9)) == {"sum"}
-    assert journal.spent(without=terms_of(3, session=2)) == frozenset()
+    assert journal.spent(current=terms_of(3, session=9)) == {"sum"}
+    assert journal.spent(current=terms_of(3, session=2)) == frozenset()
     journal.end()
-    assert journal.spent(without=terms_of(3, session=9)) == {"sum"}
+    assert journal.spent(current=terms_of(3, session=9)) == {"sum"}
 
 
 def test_restored_round_is_not_unmasked_again(tmp_path: Path) -> None:
@@ -228,14 +228,14 @@ def test_restored_round_is_not_unmasked_again(tmp_path: Path) -> None:
     first = members[0]
     terms = first.calls.server.terms
     delete_secrets(first.folder)  # as `tessera agent accept-restored` does
-    assert first.journal.spent(without=terms) == {"sum"}
+    assert first.journal.spent(current=terms) == {"sum"}
     restored = MemoryServer(terms)  # the very terms of before: Ed25519 signs them with the same bytes
     first.calls = MemoryCalls(restored, 0)
     run_until_left(first)
     assert not restored.log
     left = next(report.reason for report in first.reports if report.reason)
     assert "has unmasked another session of the round" in left
-    assert first.journal.spent(without=terms_of(3, round=4)) == frozenset()
+    assert first.journal.spent(current=terms_of(3, round=4)) == frozenset()
 
 
 def test_folders_that_are_moved_aside_carry_no_secrets(tmp_path: Path) -> None:
