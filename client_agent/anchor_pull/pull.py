@@ -42,10 +42,10 @@ def pull_to_bare(base: BaseModel, texts: Sequence[Anchor], weight: float, plan: 
         ]
         batch = collate(encoded, pad=pad_id(base.tokenizer)).to(base.device)
         places = _places(batch)
-        # An adapter's own dropout would be a divergence from the bare model. With checkpointed activations it
-        # stays on: they are computed again after this context, and would be other activations.
+        # Dropout in the adapter would count as a divergence, so it is off. With activation checkpointing it
+        # stays on, because activations are computed again after this context and must be the same.
         with evaluating(base.model) if not plan.gradient_checkpointing else nullcontext():
-            # With the random numbers of the second pass, so that a dropout that stays on is no difference.
+            # Both passes use the same random numbers, so that dropout that stays on makes no difference.
             with torch.random.fork_rng(devices), torch.no_grad(), set_aside(base):
                 bare = _log_shares(base, batch, places)
             adapted = _log_shares(base, batch, places)

@@ -124,7 +124,7 @@ class Row:
         rows = []
         for index, value in enumerate(values):
             if not isinstance(value, Mapping):
-                raise self.invalid(f"{column}[{index}]", f"is no object but {shown(value)}")
+                raise self.invalid(f"{column}[{index}]", f"is not an object but {shown(value)}")
             columns = cast(Mapping[str, object], value)
             rows.append(Row(f"{self.place}, {column}[{index}]", columns, ignored=self.ignored))
         self._inner.extend((column, row) for row in rows)

@@ -86,11 +86,11 @@ def _misfit(place: str, faults: Sequence[str]) -> str:
 
 def _unexpected(place: str, names: Sequence[str]) -> list[str]:
     """Return the tensors that are left over, and log those that a text model does not use."""
-    left = set(names)
+    unexplained = set(names)
     for purpose, pattern in _UNUSED.items():
-        unused = {name for name in left if pattern.search(name)}
+        unused = {name for name in unexplained if pattern.search(name)}
         # A tensor counts once, for the first purpose that fits.
-        left -= unused
+        unexplained -= unused
         if unused:
             log.info(
                 "model: %s: %d tensors for %s are not used, such as %s; only text is trained",
@@ -99,7 +99,7 @@ def _unexpected(place: str, names: Sequence[str]) -> list[str]:
                 purpose,
                 min(unused),
             )
-    return sorted(left)
+    return sorted(unexplained)
 
 
 def _shapes(mismatched: Sequence[tuple[str, Sequence[int], Sequence[int]]]) -> list[str]:
@@ -108,8 +108,8 @@ def _shapes(mismatched: Sequence[tuple[str, Sequence[int], Sequence[int]]]) -> l
 
 def _listed(fault: str, names: Sequence[str]) -> Iterator[str]:
     if names:
-        further = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-        yield f"{fault}: {', '.join(sorted(names)[:_NAMED])}{further}"
+        ending = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+        yield f"{fault}: {', '.join(sorted(names)[:_NAMED])}{ending}"
 
 
 @contextmanager

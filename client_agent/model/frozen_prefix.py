@@ -139,20 +139,20 @@ class FrozenPrefix:
 def _computed(base: BaseModel, split: _Split, texts: Sequence[Sequence[int]]) -> list[Tensor]:
     """Compute the hidden states (t, d) of texts that enter the first adapted layer, in one batch."""
     tokens = _padded(texts).to(base.device)
-    read = _padded([[1] * len(ids) for ids in texts]).to(base.device)
+    mask = _padded([[1] * len(ids) for ids in texts]).to(base.device)
     entered: list[Tensor] = []
 
     def enter(hidden: Tensor) -> Tensor:
         entered.append(hidden)
         return hidden
 
-    above = {number: (lambda hidden: hidden) for number in range(split.first + 1, len(split.layers))}
+    identities = {number: (lambda hidden: hidden) for number in range(split.first + 1, len(split.layers))}
     with (
         # A training step may run under autocast, and scores do not: both read the same file.
         torch.autocast(base.device.type, enabled=False),
-        _replaced(split, above | {split.first: enter}),
+        _replaced(split, identities | {split.first: enter}),
     ):
-        _decoded(base, tokens, read)
+        _decoded(base, tokens, mask)
     return [hidden[: len(ids)] for hidden, ids in zip(entered[0], texts, strict=True)]
 
 
@@ -162,10 +162,10 @@ def _padded(rows: Sequence[Sequence[int]]) -> Tensor:
 
 def _serving(split: _Split, entering: Tensor) -> Any:
     """Replace the layers below: each returns its input, and the last of them `entering` (n, t, d)."""
-    passing: dict[int, Callable[[Tensor], Tensor]] = {
+    identities: dict[int, Callable[[Tensor], Tensor]] = {
         number: (lambda hidden: hidden) for number in range(split.first - 1)
     }
-    return _replaced(split, passing | {split.first - 1: lambda _: entering})
+    return _replaced(split, identities | {split.first - 1: lambda _: entering})
 
 
 @contextmanager
@@ -201,7 +201,7 @@ def _tested(base: BaseModel, first: int) -> _Split | None:
     """Return the split of a model, or None with a reason in the log where its output would differ."""
     layers = cast(Sequence[nn.Module], base.model.get_submodule(base.parts.layers))
     vocabulary = base.vocabulary
-    ids, read = (_PROBE % vocabulary).to(base.device), _PROBE_READ.to(base.device)
+    ids, mask = (_PROBE % vocabulary).to(base.device), _PROBE_READ.to(base.device)
     types: dict[int, bool] = {}
 
     def note(number: int) -> Callable[..., None]:
@@ -210,27 +210,27 @@ def _tested(base: BaseModel, first: int) -> _Split | None:
     hooks = [layer.register_forward_hook(note(number)) for number, layer in enumerate(layers)]
     try:
         with torch.no_grad():
-            whole = _decoded(base, ids, read)
+            expected = _decoded(base, ids, mask)
     finally:
         for hook in hooks:
             hook.remove()
-    words = read.bool()
+    token_places = mask.bool()
     # A layer that drops at random has another output in each step.
-    if _differ(whole[words], _in_training(base, ids, read)[words], base.model.dtype):
+    if _differ(expected[token_places], _in_training(base, ids, mask)[token_places], base.model.dtype):
         _log_off(base, "its dropout changes the output of each training step")
         return None
     below = tuple(id(module) for layer in layers[:first] for module in layer.modules())
     split = _Split(layers, first, [types.get(number, False) for number in range(len(layers))], below)
     try:
-        texts = [row[:length] for row, length in zip(ids.tolist(), read.sum(dim=1).tolist(), strict=True)]
+        texts = [row[:length] for row, length in zip(ids.tolist(), mask.sum(dim=1).tolist(), strict=True)]
         rows = [_computed(base, split, [text])[0] for text in texts]
         entering = nn.utils.rnn.pad_sequence(rows, batch_first=True)
         with torch.no_grad(), _serving(split, entering):
-            served = _decoded(base, ids, read)
+            served = _decoded(base, ids, mask)
     except Exception as error:  # layers have no common error for what they lack
         _log_off(base, f"a layer needs more than the output of the one below ({error})")
         return None
-    if _differ(whole[words], served[words], base.model.dtype):
+    if _differ(expected[token_places], served[token_places], base.model.dtype):
         _log_off(base, "a layer reads more than the output of the one below")
         return None
     return split
@@ -240,14 +240,14 @@ def _log_off(base: BaseModel, reason: str) -> None:
     log.warning("frozen prefix: off for %s, as %s; all layers are computed in each step", base.slug, reason)
 
 
-def _in_training(base: BaseModel, ids: Tensor, read: Tensor) -> Tensor:
+def _in_training(base: BaseModel, ids: Tensor, mask: Tensor) -> Tensor:
     """Run the model in training mode, in which it may drop inputs, layers or tokens of experts at random."""
     model = cast(Any, base.model)
     with torch.random.fork_rng([base.device] if base.device.type == "cuda" else []), torch.no_grad():
         torch.manual_seed(0)
         model.train()
         try:
-            return _decoded(base, ids, read)
+            return _decoded(base, ids, mask)
         finally:
             model.eval()
 
@@ -258,6 +258,6 @@ def _differ(first: Tensor, second: Tensor, dtype: torch.dtype) -> bool:
     return not float((first - second).float().norm()) < limit * float(first.float().norm())
 
 
-def _decoded(base: BaseModel, ids: Tensor, read: Tensor) -> Tensor:
+def _decoded(base: BaseModel, ids: Tensor, mask: Tensor) -> Tensor:
     decoder = cast(Any, base.model.get_submodule(base.parts.decoder))
-    return cast(Tensor, decoder(input_ids=ids, attention_mask=read, use_cache=False).last_hidden_state)
+    return cast(Tensor, decoder(input_ids=ids, attention_mask=mask, use_cache=False).last_hidden_state)

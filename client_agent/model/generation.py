@@ -167,13 +167,13 @@ def completions(base: BaseModel, prompts: Sequence[Sequence[int]], *, max_new_to
 
 
 def _greedy_batch(base: BaseModel, prompts: Sequence[Sequence[int]], count: int) -> list[list[int]]:
-    """Continue prompts; padding is on the left, so all answers begin together."""
+    """Continue each prompt by at most `count` tokens; an answer excludes its end token."""
     width, pad, ends = max(map(len, prompts)), pad_id(base.tokenizer), ends_of(base.tokenizer)
     # Padding on the left, so that all answers begin at the same position.
     ids = torch.tensor([[pad] * (width - len(prompt)) + list(prompt) for prompt in prompts])  # (n, t)
-    read = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
-    whole = _generate(base, ids, read, count, Decoding(count), [])
-    answers = cast(list[list[int]], whole[:, width:].tolist())
+    mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
+    sequences = _generate(base, ids, mask, count, Decoding(count), [])
+    answers = cast(list[list[int]], sequences[:, width:].tolist())
     return [
         answer[: next((i for i, token in enumerate(answer) if token in ends), len(answer))]
         for answer in answers
@@ -183,12 +183,12 @@ def _greedy_batch(base: BaseModel, prompts: Sequence[Sequence[int]], count: int)
 def _generate(
     base: BaseModel,
     ids: Tensor,
-    read: Tensor,
+    mask: Tensor,
     count: int,
     decoding: Decoding,
     criteria: Sequence[StoppingCriteria],
 ) -> Tensor:
-    """Continue the rows of `ids` (n, t), of which `read` marks the tokens that are no padding."""
+    """Continue the rows of `ids` (n, t), of which `mask` (n, t) has 1 for tokens and 0 for padding."""
     options: dict[str, object] = {"do_sample": False}
     if decoding.temperature > 0:
         # transformers has a top_k of 50 by default.
@@ -205,7 +205,7 @@ def _generate(
     with torch.inference_mode(), _no_settings_of_its_own(base):
         return generate(
             input_ids=ids.to(base.device),
-            attention_mask=read.to(base.device),
+            attention_mask=mask.to(base.device),
             generation_config=config,
             stopping_criteria=list(criteria),
         )
@@ -227,11 +227,11 @@ def _settings(**options: object) -> GenerationConfig:
     return cast(Callable[..., GenerationConfig], GenerationConfig)(**options)
 
 
-def _require_room(base: BaseModel, prompt: int, new: int = 1) -> None:
-    if prompt + new - 1 > base.positions:
+def _require_room(base: BaseModel, prompt: int, new_tokens: int = 1) -> None:
+    if prompt + new_tokens - 1 > base.positions:
         raise TextTooLong(
-            f"the prompt has {prompt} tokens, and {base.slug} reads {base.positions - new + 1} at most; "
-            "shorten the prompt"
+            f"the prompt has {prompt} tokens, and {base.slug} reads {base.positions - new_tokens + 1} at "
+            "most; shorten the prompt"
         )
 
 

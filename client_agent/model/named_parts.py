@@ -158,7 +158,7 @@ def frozen_parts(
     """Find the parts of layers that no adapter changes: routed experts, and linear layers without a role."""
     layers = [model.get_submodule(f"{parts.layers}.{number}") for number in range(len(roles))]
     experts = [number for number, layer in enumerate(layers) if _has_experts(layer)]
-    beside = {role for number in experts for role in roles[number]}
+    expert_roles = {role for number in experts for role in roles[number]}
     adapted = {placed.path for layer_roles in roles for placed in layer_roles.values()}
     untrained: dict[str, int] = {}
     for number, layer in enumerate(layers):
@@ -168,7 +168,7 @@ def frozen_parts(
     return FrozenParts(
         layers=len(roles),
         expert_layers=len(experts),
-        beside_experts=tuple(role for role in ALL_ROLES if role in beside),
+        beside_experts=tuple(role for role in ALL_ROLES if role in expert_roles),
         linears=dict(sorted(untrained.items())),
     )
 

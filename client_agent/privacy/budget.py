@@ -49,7 +49,7 @@ class TrainingBudgetSpent(AgentError):
             f"{delta:g}, and {steps} more steps would make it {next_epsilon:.3g}; nothing is trained or "
             "sent. Other federations, abandoned rounds and steps that crashes lost count too. Ask the "
             "operator for a federation plan with a larger privacy.training.epsilon and a "
-            f"privacy.training.delta of {delta:g} or less, or with more privacy.training.steps: each step then "
+            f"privacy.training.delta of {delta:g} or less, or with more privacy.training.steps: each then "
             "costs less"
         )
 

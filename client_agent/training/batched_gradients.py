@@ -87,12 +87,14 @@ class BatchedGradients:
         by_shape: dict[Shape, list[TokenizedText]] = {}
         for text in texts:
             by_shape.setdefault(shape_of(text, base, values, self.plan), []).append(text)
-        alone = [text for shape, of in by_shape.items() if shape not in self.shapes for text in of]
+        alone = [
+            text for shape, same_shape in by_shape.items() if shape not in self.shapes for text in same_shape
+        ]
         batches = [
-            (shape, of[start : start + shape.rows])
-            for shape, of in by_shape.items()
+            (shape, same_shape[start : start + shape.rows])
+            for shape, same_shape in by_shape.items()
             if shape in self.shapes
-            for start in range(0, len(of), shape.rows)
+            for start in range(0, len(same_shape), shape.rows)
         ]
         return batches, alone
 

@@ -128,14 +128,14 @@ class ComparedChanges(Part):
         run(session, _STORE, rows)
 
 
-def summed(cohort: Cohort, inner: Mapping[Kind, Floats], earlier: Changes | None) -> Changes:
+def summed(cohort: Cohort, products_by_kind: Mapping[Kind, Floats], earlier: Changes | None) -> Changes:
     """Add the products of a round (N, N), by kind, to the comparisons of earlier ones."""
     clients = [facts.client for facts in cohort.clients]
     kinds = cohort.kinds()
     # Frames align the tensors of two base models, and not the directions in which they are trained.
     comparable = equal_pairs([facts.base_model for facts in cohort.clients])
     products, squares_i, squares_j = np.zeros((3, len(clients), len(clients)))
-    for kind, product in inner.items():
+    for kind, product in products_by_kind.items():
         shared = cohort.shares(kinds[kind]) & comparable
         squares = np.diag(product)
         products += np.where(shared, product, 0.0)
@@ -144,9 +144,12 @@ def summed(cohort: Cohort, inner: Mapping[Kind, Floats], earlier: Changes | None
     lengths = np.sqrt(squares_i * squares_j)
     usual = _median(products, lengths) * lengths
     if earlier is not None:
-        before = earlier.of(clients)
-        products, lengths = products + _DECAY * before.products, lengths + _DECAY * before.lengths
-        usual = usual + _DECAY * before.usual
+        earlier_changes = earlier.of(clients)
+        products, lengths = (
+            products + _DECAY * earlier_changes.products,
+            lengths + _DECAY * earlier_changes.lengths,
+        )
+        usual = usual + _DECAY * earlier_changes.usual
     return Changes(clients, products, lengths, usual)
 
 

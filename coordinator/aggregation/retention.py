@@ -52,13 +52,15 @@ def _prune_federation(session: Session, federation_id: str, keep_rounds: int, li
         OldTensors(_old_weights(federation_id, oldest_kept), extras=("head",)),
         *old_tensors(federation_id, oldest_kept),
     ]
-    rows = [(old, list(session.scalars(old.rows.limit(limit)))) for old in kinds]
+    rows = [(kind, list(session.scalars(kind.rows.limit(limit)))) for kind in kinds]
     # One statement for all kinds: replicas that prune federations with common payloads lock in one order.
-    named = {getattr(row, column) for old, old_rows in rows for row in old_rows for column in old.references}
-    payloads.start_grace(session, *(payload_id for payload_id in named if payload_id is not None))
-    for old, old_rows in rows:
+    payload_ids = {
+        getattr(row, column) for kind, old_rows in rows for row in old_rows for column in kind.references
+    }
+    payloads.start_grace(session, *(payload_id for payload_id in payload_ids if payload_id is not None))
+    for kind, old_rows in rows:
         for row in old_rows:
-            for column in (*old.references, *old.extras):
+            for column in (*kind.references, *kind.extras):
                 setattr(row, column, None)
     pruned = sum(len(old_rows) for _, old_rows in rows)
     pruned += _delete_coded_weights(session, federation_id, oldest_kept, limit)

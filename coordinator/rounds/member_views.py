@@ -109,13 +109,15 @@ def _scores(session: Session, row: RoundRow, client_id: str) -> ScoreSummary | N
     is_final = all(answer.final is not None for answer in sent.values())
     named = {client: answer.personal if is_final else answer.kept_scores for client, answer in sent.items()}
     shown = views.summarise(list(named.values()))
-    beside = Counter(name for client, values in named.items() if client != client_id for name in values)
-    if shown is None or beside[LOSS] < scores.LEAST_CLIENTS:
+    peers_by_name = Counter(
+        name for client, values in named.items() if client != client_id for name in values
+    )
+    if shown is None or peers_by_name[LOSS] < scores.LEAST_CLIENTS:
         return None
     mean = {
         name: Score(value=round(score.value, _SCORE_DECIMALS), count=score.count)
         for name, score in shown.mean.items()
-        if beside[name] >= scores.LEAST_CLIENTS and name != PERPLEXITY
+        if peers_by_name[name] >= scores.LEAST_CLIENTS and name != PERPLEXITY
     }
     return shown.model_copy(update={"mean": mean, "worst": None})
 

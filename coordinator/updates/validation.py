@@ -51,8 +51,8 @@ class UpdateSpec:
         base: digest of the weights that the client was served for the round.
         sketch: the plan's settings of sketches.
         recipe: the plan's recipe; dense bodies are accepted with any recipe.
-        seed: that of the start values of an ordinary LoRA: the plan's, or the round's own if it begins anew.
-        restarts: whether the round begins anew, so that its update is never a difference to the last one.
+        seed: the seed of an ordinary LoRA's start values: the plan's, or the round's own if it restarts.
+        restarts: whether clients restart from new values: no update is then a difference to the last one.
         least_rank: smallest accepted rank; None = the rank of the layout only.
         distils: whether the update may carry outputs of the client's model.
         private: whether training is differentially private, so that the update must say what it has cost.

@@ -157,10 +157,10 @@ class OneRequestConnection(HttpToolsProtocol):
             return min(len(self._held), begin + max(1, self._body_left))
         tail, self._tail = self._tail, b""
         # The end may lie across two reads.
-        across = (tail + self._held[begin : begin + len(_END) - 1]).find(_END)
-        if across >= 0:
+        end_in_tail = (tail + self._held[begin : begin + len(_END) - 1]).find(_END)
+        if end_in_tail >= 0:
             self._parts += 1
-            return begin + across + len(_END) - len(tail)
+            return begin + end_in_tail + len(_END) - len(tail)
         end = self._held.find(_END, begin)
         if end >= 0:
             self._parts += 1

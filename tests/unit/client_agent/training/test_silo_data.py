@@ -48,7 +48,7 @@ def test_prompts_and_chats_are_read(tmp_path: Path) -> None:
         ('{"prompt": "", "completion": "b"}', "column prompt is empty"),
         ('{"prompt": "a", "completion": 3}', "column completion is not a text but 3"),
         ('{"messages": []}', "column messages is not a list of objects"),
-        ('{"messages": [1, 2]}', r"column messages\[0\] is no object but 1"),
+        ('{"messages": [1, 2]}', r"column messages\[0\] is not an object but 1"),
         ('{"messages": [{"role": "assistant", "content": "a"}]}', "does not end with an assistant's answer"),
         ('{"messages": [{"role": "user", "content": "a"}, {"role": "user", "content": "b"}]}', "assistant"),
         ('{"messages": [{"role": "user"}, {"role": "assistant", "content": "b"}]}', "content is missing"),
