@@ -43,7 +43,7 @@ _COMMANDS_FIRST = "Coordinator"
 
 
 class _OrderedGroup(TyperGroup):
-    """A group whose panels show groups before single commands, but for one panel."""
+    """A group whose panels show groups before single commands, except in one panel."""
 
     def list_commands(self, ctx: object) -> list[str]:
         panels = {

@@ -170,7 +170,7 @@ def _parquet(path: Path) -> Iterator[Row]:
     try:
         # In memory: otherwise `datasets` copies the silo's data into its cache under the home folder.
         table = datasets.Dataset.from_parquet(str(path), keep_in_memory=True)
-    except Exception as error:  # whatever pyarrow makes of somebody's file
+    except Exception as error:  # pyarrow has no common error for damaged files
         raise _unreadable(str(path), error) from error
     return _numbered(table, str(path))
 

@@ -166,7 +166,7 @@ def export_adapter(
             folder.mkdir()
             losses, dtype = _scored(folder, factors, wider, silo, facts, losses)
             written = ExportResult(factors, folded, origin, losses, dtype, rejected)
-        # Whoever names a dtype accepts its loss.
+        # With a dtype on the command line, the rounding of its loss is accepted.
         if artefact.dtype is None:
             _require_exact(written, trained, artefact, silo)
         finish(folder, written)

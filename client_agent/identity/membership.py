@@ -119,7 +119,7 @@ def enrol(api: CoordinatorApi, folder: Path, *, token: str, name: str, profile: 
     require_unenrolled(folder)
     name = checked_name(name)
     token_text = read_token(token)
-    # Before the token is sent: whoever receives it could enrol in this client's place.
+    # Before the token is sent: a coordinator that receives it could enrol another client in this one's place.
     hello = api.proved_hello(token_text.server)
     # Stored before the request, so that a repeated enrolment has the same key and counts as the same client.
     key = load_or_create_key(folder, KEY)

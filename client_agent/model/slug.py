@@ -45,7 +45,7 @@ def config_of(folder: Path) -> dict[str, object]:
     """Return the config.json of a model's folder.
 
     Raises:
-        ModelNotFound: there is none, or it is no JSON object.
+        ModelNotFound: the file is missing, or is not a JSON object.
     """
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))

@@ -191,7 +191,7 @@ class ServedFolder:
                 self.remove(label)
 
     def sweep(self) -> None:
-        """Delete what a killed export left; nobody else may be writing to the folder."""
+        """Delete what a killed export left; no other process may write to the folder meanwhile."""
         if not self.path.is_dir():
             return
         for entry in self.path.iterdir():

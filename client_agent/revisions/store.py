@@ -428,7 +428,7 @@ class RevisionKeeper:
         return self._push.pause(store)
 
     def _prune(self, store: RevisionStore, served: ServedFolder) -> None:
-        """Delete the oldest revisions, here and in the export folder, but for what is served or pinned."""
+        """Delete the oldest revisions, here and in the export folder, except a served or pinned one."""
         from client_agent.revisions.push import Serving
 
         settings = self.settings

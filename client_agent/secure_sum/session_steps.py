@@ -95,7 +95,7 @@ class _MaskedSteps:
         number = STEPS.index(step)
         if number == _KEYS or self.journal.has_sent(number):
             return None
-        # The step before was missed: the others go on without this member, and so must it.
+        # The step before was missed: the session continues without this member, which must leave it.
         if not self.journal.has_sent(number - 1):
             raise SessionAborted(f"this client did not answer step {STEPS[number - 1]} in time")
         return number - 1

@@ -209,7 +209,7 @@ def _trained(opened: OpenedTrainer, task: TrainerTask) -> State:
                 result = read_result(result, task.adapter, task.adapter_plan)
     except (Stopped, LossNotFinite):
         raise
-    except Exception as error:  # the code of somebody's package
+    except Exception as error:  # a trainer of another package may raise any error
         raise failed(f"failed after {len(task.losses)} of {task.plan.steps} steps ({error!r})") from error
     if _versions(task.base) != before:
         raise failed("changed the base model, which must be the same in all silos")

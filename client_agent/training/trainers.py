@@ -113,7 +113,7 @@ def open_trainer(name: str | None, options: Mapping[str, JsonValue]) -> OpenedTr
         raise TrainerUnusable(f"trainer_options of trainer {name!r} are not usable: {facts}") from error
     try:
         trainer = cast(LocalTrainer, module.Trainer(parsed))
-    except Exception as error:  # the code of somebody's package
+    except Exception as error:  # code of another package may raise any error
         raise TrainerUnusable(f"trainer {name!r} cannot be made: {error!r}") from error
     return OpenedTrainer(name, parsed, trainer)
 
@@ -132,7 +132,7 @@ def _imported(name: str) -> Any:
     path = installed[name][0].value
     try:
         module = import_module(path)
-    except Exception as error:  # the code of somebody's package
+    except Exception as error:  # code of another package may raise any error
         raise TrainerUnusable(
             f"trainer {name!r}: {path} cannot be imported ({error!r}); repair or reinstall the package"
         ) from error

@@ -39,7 +39,7 @@ from coordinator.rounds import base_weights
 from coordinator.strategies.base import Cohort, Floats, Kind, equal_pairs
 from schemas.wire.header import read_own_head
 
-# Per round of the federation, whoever delivered in it.
+# Per round of the federation, also if a client delivered nothing in it.
 _DECAY = 0.5
 
 # The least b_ij / sqrt(b_ii b_jj) at which two clients are compared. It is 1 for clients that deliver in

@@ -29,7 +29,7 @@ log = logger(__name__)
 
 PREFIX: Final = "oidc_"
 SCOPE: Final = "openid profile email"
-# Signatures with a private key of the provider. No HS256: whoever can check it can also make it.
+# Signatures with a private key of the provider. No HS256: its key verifies and signs.
 _ALGORITHMS: Final = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "EdDSA")
 _BASIC: Final = "client_secret_basic"
 _LEEWAY_SECONDS: Final = 30

@@ -63,7 +63,7 @@ def document_of(answer: Answer) -> dict[str, Any]:
     """Return the JSON object of an answer.
 
     Raises:
-        ProviderDown: it is none.
+        ProviderDown: the answer is not a JSON object.
     """
     try:
         document = json.loads(answer.body)

@@ -21,7 +21,7 @@ _DIGEST = select(SignedOutTokenRow.digest).where(SignedOutTokenRow.digest == bin
 
 def digest_of(token: str) -> str:
     """Return the SHA-256 of what the provider signed: a token without its signature."""
-    # Whoever has a token can write another valid signature beside it: (r, n - s) for ECDSA's (r, s).
+    # The holder of a token can derive a second valid signature: (r, n - s) from ECDSA's (r, s).
     return hashlib.sha256(token.rpartition(".")[0].encode()).hexdigest()
 
 

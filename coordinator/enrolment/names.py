@@ -53,7 +53,7 @@ def reserve(session: Session, kind: Kind, name: str, scope: str = EVERYWHERE) ->
         ClientNameTaken: a client or an unused token has a name that resembles this one.
         NameLooksAlike: a name of the other kinds has another spelling.
     """
-    # Unique keys decide between concurrent requests: whoever inserts first has the name.
+    # Unique keys decide between concurrent requests: the first insert gets the name.
     if _insert(session, kind, name, scope):
         return
     spellings = set(_spellings(session, kind, name, scope))
@@ -96,7 +96,7 @@ def _spellings(session: Session, kind: Kind, name: str, scope: str) -> Iterable[
 
 
 def _used_names(session: Session, kind: Kind, scope: str) -> Iterable[str]:
-    """Return the names of a kind that rows have, but for tokens that are no longer valid."""
+    """Return the names of a kind that rows have, except those of tokens that are no longer valid."""
     if kind == "federation":
         return session.scalars(select(FederationRow.name)).all()
     if kind == "person":

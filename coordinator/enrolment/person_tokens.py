@@ -100,6 +100,6 @@ def _head(session: Session, key: ServerKey) -> AuditHead | None:
         return None
     number, digest, now = last
     head = AuditHead(number=number, hash=digest, at=now, signature="")
-    # Whoever has stored a signed head can prove later what was logged.
+    # A stored signed head proves later what was logged.
     signature = key.sign("tessera-audit-v1", head.model_dump(mode="json"))
     return head.model_copy(update={"signature": signature})

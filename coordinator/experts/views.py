@@ -1,4 +1,4 @@
-"""Build the view of a bank of experts, the same for people and for clients: sums, and nobody's own."""
+"""Build the view of a bank of experts, the same for people and for clients: sums only."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def require_summable(session: Session, opened: OpenedPlan, member: Member, round
         return
     check_enrolled_capability(member.profile)
     parameters = {"federation_id": member.federation_id, "number": round_number, "client": member.client_id}
-    # A published model exists in one layout; before it, whoever joined first decides.
+    # A published model has one layout; before the first one, the client that joined first decides.
     first = run(session, _SUMMED_LAST, parameters).first() or run(session, _JOINED_FIRST, parameters).first()
     if first is None:
         return

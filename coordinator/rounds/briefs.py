@@ -34,7 +34,7 @@ def prepare_brief(
 ) -> Callable[[], RoundBrief | FinishedBrief] | None:
     """Read the facts of a brief; return a function that builds it after the transaction has ended.
 
-    None = the round goes on with other clients, which were drawn.
+    None = the round does not need this client: other clients were drawn.
     """
     federation_id = member.federation_id
     if action_of(status) == "finished":

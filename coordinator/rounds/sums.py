@@ -58,5 +58,5 @@ def settle_participations(session: Session, round_id: int, counted: Collection[s
         .execution_options(synchronize_session=False)
     )
     session.execute(ready.where(ParticipationRow.client_id.in_(counted)).values(state="arrived"))
-    # Whoever is still `ready` after the first statement is not in the sum.
+    # A client that is still `ready` after the first statement is not in the sum.
     session.execute(ready.values(state="dropped"))

@@ -92,7 +92,7 @@ def move(
                 moved = _move_to_rows(database, payload)
             else:
                 owner.keep()
-                # A new name for each attempt: an object is never overwritten, whoever wrote it.
+                # A new name for each attempt, so that no replica overwrites an object.
                 moved = _move_to_store(database, payload, f"{folder}/{payload.id}-{secrets.token_hex(8)}")
             if moved:
                 yield payload.size

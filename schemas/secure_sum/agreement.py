@@ -164,7 +164,7 @@ def _derived(secret: bytes, label: PairLabel | Literal["self"], terms_hash: str,
 
 def _pair(first: AdvertisedKeys, second: AdvertisedKeys) -> bytes:
     """Return both positions and both members' keys, the lower position first: 132 bytes."""
-    # Both members derive the same bytes, whoever computes them.
+    # Both members of the pair derive the same bytes.
     members = sorted((first, second), key=lambda member: member.position)
     positions = [member.position.to_bytes(_POSITION_BYTES, "big") for member in members]
     return b"".join([*positions, *(key for member in members for key in (member.channel, member.mask))])

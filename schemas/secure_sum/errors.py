@@ -25,7 +25,7 @@ class SessionAborted(SecureSumError):
 
 
 class SumOutOfRange(SessionAborted):
-    """A coordinate of the sum exceeds what members can send: somebody spoilt the sum."""
+    """A coordinate of the sum exceeds what honest members can send: a member sent a wrong input."""
 
 
 class SharesInconsistent(SessionAborted):

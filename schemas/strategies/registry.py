@@ -109,7 +109,7 @@ def _package_module(name: str, module: Literal["options", "coordinator", "agent"
     path = f"{entries[0].value}.{module}"
     try:
         imported = import_module(path)
-    except Exception as error:  # the code of somebody's package
+    except Exception as error:  # code of another package may raise any error
         raise StrategyPackageBroken(
             f"strategy {name!r}: {path} cannot be imported ({error}); repair or reinstall the package"
         ) from error

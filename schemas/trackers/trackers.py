@@ -132,7 +132,7 @@ class _TrackerThread:
             return
         try:
             act(self._opened())
-        except Exception as error:  # of somebody else's library
+        except Exception as error:  # a tracker's library may raise any error
             self._failed(error)
 
     def _opened(self) -> Tracker:

@@ -88,7 +88,7 @@ class BoundedConnection(OneRequestConnection):
         if connection_socket is not None and hasattr(socket, "TCP_NOTSENT_LOWAT"):
             # Otherwise the kernel buffers megabytes, and a slow but steady reader seems to stall.
             connection_socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT_BYTES)
-        # Whoever connects last gets a reserved connection; `auth.reserved_connections` checks who it is.
+        # The last connections are reserved; `auth.reserved_connections` checks their callers.
         self._is_reserved = len(self.connections) > self.most - reserved(self.most)
         self._set_deadline(_RESERVED_HEAD_SECONDS if self._is_reserved else HEAD_SECONDS)
         if len(self.connections) > self.most:
