@@ -11,6 +11,7 @@ from pathlib import Path
 
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 _BLOCKED = _FULL | {errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR, errno.EFBIG}
+_BLOCKED |= {errno.ELOOP, errno.ESTALE}
 _UTF_16 = (b"\xff\xfe", b"\xfe\xff")
 _PROBE_BYTES = 4096
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -9,9 +10,12 @@ from client_agent.identity.agent_folder import read_membership
 from client_agent.revisions.push import Serving
 from client_agent.revisions.served_folder import ServedFolder, label_of, parsed_label
 from client_agent.revisions.store import Revision, RevisionStore
+from schemas.user_files import complaint
 
 if TYPE_CHECKING:
     from client_agent.settings import AgentSettings
+
+log = logging.getLogger("tessera.agent")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,14 +39,18 @@ class ServingStatus:
         newest: the number of the newest revision; None = none yet.
         pinned: whether a rollback holds the served revision.
         failure: the step that failed last and is tried again, as a sentence; None = none.
+        unreadable: why the export folder cannot be read, so that `name` is not known; None = it can.
     """
 
     name: str | None
     newest: int | None
     pinned: bool
     failure: str | None
+    unreadable: str | None = None
 
     def __str__(self) -> str:
+        if self.unreadable is not None:
+            return f"not known; the export folder cannot be read: {self.unreadable}"
         if self.name is None:
             return "nothing yet"
         number = (parsed_label(self.name) or ("", 0))[1]
@@ -51,7 +59,7 @@ class ServingStatus:
 
 
 def read_history(settings: AgentSettings) -> list[HistoryRow]:
-    """Return all revisions, newest first.
+    """Return all revisions, newest first; an unreadable export folder leaves marks out.
 
     Raises:
         NotEnrolled: the agent's folder has no membership.
@@ -59,7 +67,11 @@ def read_history(settings: AgentSettings) -> list[HistoryRow]:
     name, store = read_membership(settings.folder).name, RevisionStore(settings.folder)
     revisions, best, serving = store.all(), store.best(), Serving.read(settings.folder)
     served = ServedFolder(settings.export.folder)
-    exported, current = served.numbers(name), served.current()
+    exported, current = list[int](), None
+    try:
+        exported, current = served.numbers(name), served.current()
+    except OSError as error:
+        log.warning("%s; which revisions are served and exported is not known", complaint(error))
 
     def marks(revision: Revision) -> tuple[str, ...]:
         is_marked = {
@@ -79,9 +91,15 @@ def serving_status(settings: AgentSettings, *, is_over: bool = False) -> Serving
     if settings.export.after_round is None:
         return None
     numbers, serving = RevisionStore(settings.folder).numbers(), Serving.read(settings.folder)
+    name = unreadable = None
+    try:
+        name = ServedFolder(settings.export.folder).current()
+    except OSError as error:
+        unreadable = complaint(error)
     return ServingStatus(
-        name=ServedFolder(settings.export.folder).current(),
+        name=name,
         newest=max(numbers, default=None),
         pinned=serving.pinned is not None,
         failure=serving.failure.sentence(is_over=is_over) if serving.failure is not None else None,
+        unreadable=unreadable,
     )

@@ -11,6 +11,7 @@ digests of its files. Needs the standard library alone: inference servers import
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -95,10 +96,19 @@ class ServedFolder:
         return [entry[1] for entry in parsed if entry is not None and entry[0] == name]
 
     def current(self) -> str | None:
-        """Return the label that `current` names; None where there is no such link."""
+        """Return the label that `current` names; None where there is no such link.
+
+        Raises:
+            OSError: the folder cannot be read.
+        """
         try:
             target = os.readlink(self.path / CURRENT)
-        except OSError:
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            # `current` is there, and is no link.
+            if error.errno != errno.EINVAL:
+                raise
             return None
         return target if parsed_label(target) else None
 

@@ -128,6 +128,29 @@ def test_unreachable_coordinator_or_revoked_client_fails_status(
         assert revoked["running"]
 
 
+@pytest.mark.parametrize("is_file", [True, False])
+def test_status_names_an_unreadable_export_folder(
+    served: Served,
+    participant: Enrolled,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    is_file: bool,
+) -> None:
+    participant(served.federation(**alone_plan()))
+    file, folder = config_beside(tmp_path, url=served.url), tmp_path / "tessera-served"
+    file.write_text(file.read_text() + '[export]\nafter_round = "peft"\n')
+    assert status(file, exit_code=1)["serving"]["unreadable"] is None
+    folder.touch() if is_file else folder.symlink_to(folder)
+    serving = status(file, exit_code=1)["serving"]
+    reason = "not a directory" if is_file else "too many levels of symbolic links"
+    assert serving["name"] is None
+    assert serving["unreadable"].startswith(f"{folder / 'current'}: {reason}; correct the path")
+    shown = tessera("status", "--config", file, env={"COLUMNS": "400"})
+    assert f"not known; the export folder cannot be read: {serving['unreadable']}" in shown.stdout
+    assert tessera("history", "--config", file).exit_code == 0
+    assert f"{serving['unreadable']}; which revisions are served" in caplog.text
+
+
 def test_status_without_membership_names_enrol(tmp_path: Path) -> None:
     done = tessera("status", "--config", config(tmp_path))
     assert done.exit_code == 1

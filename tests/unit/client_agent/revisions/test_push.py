@@ -709,7 +709,8 @@ def test_commands_show_revisions_and_roll_back(settled: Settled, started: Enroll
     assert "round 1, trained" in shown
     assert "served, pinned, exported" in shown
     status = json.loads(tessera("status", "--config", file, "--json").stdout)["serving"]
-    assert status == {"name": "aster@1", "newest": 2, "pinned": True, "failure": None}
+    expected = {"name": "aster@1", "newest": 2, "pinned": True, "failure": None, "unreadable": None}
+    assert status == expected
     again = tessera("rollback", "newest", "--config", file)
     assert "aster@2 is served (round 2); before: aster@1" in again.stdout
     for wrong, reason in (("0", "is not a revision; pass a number"), ("9", "revision 9 is not in")):

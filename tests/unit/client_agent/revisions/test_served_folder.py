@@ -43,6 +43,11 @@ def test_exported_revision_is_read_and_verified(folder: ServedFolder) -> None:
     assert (folder.path / "aster@2" / "more").stat().st_mode & 0o777 == 0o750
 
 
+def test_folder_in_place_of_the_link_serves_nothing(folder: ServedFolder) -> None:
+    (folder.path / "current").mkdir()
+    assert folder.current() is None
+
+
 def test_link_moves_by_one_rename(folder: ServedFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     assert folder.current() is None
     assert folder.point("aster@1")
