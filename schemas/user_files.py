@@ -1,13 +1,16 @@
-"""Files that people name: texts in UTF-8 are read with or without a byte order mark, and targets are checked
-before the work whose result they get."""
+"""Files that people name: texts in UTF-8 are read with or without a byte order mark, JSON is unambiguous, and
+targets are checked before the work whose result they get."""
 
 from __future__ import annotations
 
 import errno
+import json
 import os
 import tempfile
 from contextlib import suppress
+from math import isfinite
 from pathlib import Path
+from typing import NoReturn
 
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 _BLOCKED = _FULL | {errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR, errno.EFBIG}
@@ -43,6 +46,22 @@ def decoded(content: bytes) -> str:
         raise ValueError(
             f"line {line} has the byte {byte}, which is not UTF-8; save the file as UTF-8"
         ) from error
+
+
+def parsed_json(text: str) -> object:
+    """Parse JSON that a person wrote.
+
+    Raises:
+        ValueError: it is not JSON, has a number that is not finite, or has a key twice in an object; the
+            message says which.
+    """
+    try:
+        value: object = json.loads(
+            text, object_pairs_hook=_distinct, parse_constant=_no_constant, parse_float=_finite
+        )
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    return value
 
 
 def require_writable_file(file: Path, option: str) -> None:
@@ -115,6 +134,27 @@ def complaint(error: OSError) -> str:
     remedy = "free disk space" if is_full(error) else "correct the path, its owner or its mount"
     place = error.filename2 or error.filename or "a file"
     return f"{os.fsdecode(place) if isinstance(place, bytes) else place}: {_reason(error)}; {remedy}"
+
+
+def _distinct(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    members: dict[str, object] = {}
+    for key, value in pairs:
+        # Otherwise the first of two values is lost without a word.
+        if key in members:
+            raise ValueError(f"the key {key!r} is twice in an object")
+        members[key] = value
+    return members
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no number of JSON")
+
+
+def _finite(digits: str) -> float:
+    value = float(digits)
+    if not isfinite(value):
+        raise ValueError(f"the number {digits} is too large")
+    return value
 
 
 def _probe(folder: Path, option: str, target: Path) -> None:

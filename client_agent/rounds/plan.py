@@ -23,7 +23,7 @@ from schemas.messages.faults import complaints
 from schemas.messages.federations import AdapterPlan, FederationPlan, SignaturePlan, TrainingPlan
 from schemas.messages.recommendations import completed
 from schemas.messages.rounds import RoundBrief
-from schemas.user_files import read_text
+from schemas.user_files import parsed_json, read_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ def read_plan(file: Path) -> FederationPlan:
     """
     try:
         text = read_text(file)
-        named = json.loads(text)
+        named = parsed_json(text)
         return FederationPlan.model_validate_json(
             json.dumps(completed(named)) if isinstance(named, dict) else text
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -27,7 +26,7 @@ from coordinator.cli.plan_options import (
     TargetModules,
 )
 from schemas.command import Yes, confirm
-from schemas.user_files import read_text
+from schemas.user_files import parsed_json, read_text
 
 app = typer.Typer(help="Manage federations: plans, states, claims.", no_args_is_help=True)
 
@@ -200,7 +199,7 @@ def _print(federation: dict[str, Any], as_json: bool) -> None:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        plan = json.loads(read_text(path))
+        plan = parsed_json(read_text(path))
     except OSError as error:
         fail(f"--plan: {path} cannot be read ({error.strerror}); pass the plan as a JSON file")
     except ValueError as error:
@@ -216,7 +215,7 @@ def _option(text: str) -> tuple[str, Any]:
     if not separator or not key:
         fail(f"--option: {text!r} is not KEY=VALUE; write the name and the value, such as temperature=0.5")
     try:
-        return key, json.loads(value)
+        return key, parsed_json(value)
     # `--option mode=fast` needs no quotes around the value.
     except ValueError:
         return key, value
