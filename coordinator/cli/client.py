@@ -194,6 +194,8 @@ def print_json(value: object) -> None:
 
 def _summary(answer: httpx.Response) -> str:
     """Return a problem document as one line: title, detail, slug."""
+    from httpx import codes
+
     from schemas.problems import for_people  # pydantic, which the help of commands does not need
 
     try:
@@ -204,5 +206,6 @@ def _summary(answer: httpx.Response) -> str:
     title = for_people(title.removesuffix("; see `errors`"), answer.headers.get("Retry-After"))
     standard = {"type", "title", "status", "detail", "errors", "field", "known"}
     facts = ", ".join(f"{name}={value}" for name, value in problem.items() if name not in standard)
-    detail = problem.get("detail")
+    # Without details, as for a round that is not there or a wrong path in --url, the address shows which.
+    detail = problem.get("detail") or (str(answer.url) if answer.status_code == codes.NOT_FOUND else None)
     return f"{title}{': ' + detail if detail else ''} [{kind}{'; ' + facts if facts else ''}]"

@@ -161,6 +161,7 @@ def test_tokens_are_created_listed_and_revoked(tessera: Operator) -> None:
 def test_refusals_are_one_readable_line(tessera: Operator, tmp_path: Path) -> None:
     for arguments, expected in [
         (["federation", "show", "fed_none"], "[not-found]"),
+        (["round", "show", f"fed_{0:024x}", "9"], f"/v1/federations/fed_{0:024x}/rounds/9 [not-found]"),
         (["federation", "create", "--name", "x", "--strategy", "nope"], "wrong: strategy.name"),
         (["federation", "create", "--name", "x", "--strategy", "fedavg", "--option", "x"], "KEY=VALUE"),
         (["federation", "create", "--plan", str(tmp_path / "none.json")], "none.json cannot be read"),
