@@ -92,7 +92,7 @@ def confirm(consequence: str, *, yes: bool) -> None:
         return
     # Without a terminal nobody can answer, and a script must not go on by accident.
     if not sys.stdin.isatty():
-        fail(f"{consequence}. Nothing was changed; add --yes to the command to confirm")
+        fail(f"nothing was changed; add --yes to the command to confirm: {consequence}")
     if not typer.confirm(f"{consequence}. Continue?", err=True):
         typer.echo("Nothing was changed.", err=True)
         raise typer.Exit(1)

@@ -66,7 +66,7 @@ def test_final_commands_need_confirmation(tessera: Operator, command: tuple[str,
         "delete": [federation_id, "llama-96x4-4e79db21c87f"],
     }[command[1]]
     refused = tessera(*command, *arguments, fails=True)
-    assert "Nothing was changed; add --yes to the command to confirm" in refused
+    assert "nothing was changed; add --yes to the command to confirm: " in refused
     assert tessera.json("federation", "show", federation_id)["state"] == "open"
     assert tessera.json("client", "list", federation_id)[0]["state"] == "enrolled"
     assert [t["revoked_at"] for t in tessera.json("token", "list") if t["id"] == token_id] == [None]
