@@ -110,6 +110,19 @@ def test_damaged_token_is_refused_before_loading(tmp_path: Path, command: str) -
     assert "silo:" not in done.stderr
 
 
+@pytest.mark.parametrize("command", ["enrol", "run"])
+@pytest.mark.parametrize("name", ["a/b", "..."])
+def test_invalid_name_is_refused_before_any_request(tmp_path: Path, command: str, name: str) -> None:
+    token = str(EnrolmentTokenText("0" * 24, "s" * 43, "k" * 43))
+    settings = str(config(tmp_path, url="http://127.0.0.1:1"))
+    done = CliRunner().invoke(
+        application("agent"), ["agent", command, "--config", settings, "--name", name, "--token", token]
+    )
+    assert done.exit_code == 1
+    assert "the client's name is refused: " in done.stderr
+    assert "did not answer" not in done.stderr
+
+
 def test_token_of_another_coordinator_is_refused_before_loading(served: Served, tmp_path: Path) -> None:
     token = EnrolmentTokenText("0" * 24, "s" * 43, "k" * 43)
     settings = str(config(tmp_path, url=served.url))

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from client_agent.adapters.base import State
 from client_agent.adapters.inject import inject
+from client_agent.errors import Stopped
 from client_agent.model.examples import Example
 from client_agent.model.loading import BaseModel
 from client_agent.rounds.strategy import load_strategy
 from client_agent.rounds.train import zeros_like
 from client_agent.rounds.training_result import TrainingResult
+from client_agent.training.checkpoint import TrainingCheckpoint
 from client_agent.training.data import SiloData
 from client_agent.training.silo import Silo
 from schemas.messages.federations import AdapterPlan, ScoresPlan, TrainingPlan
@@ -31,12 +35,17 @@ def silo_of(base: BaseModel, *, answer: Callable[[int], str], validation: int = 
 
 
 def trained_from(
-    silo: Silo, start: State | None = None, earlier: TrainingResult | None = None, *, declines: bool = False
+    silo: Silo,
+    start: State | None = None,
+    earlier: TrainingResult | None = None,
+    *,
+    declines: bool = False,
+    **changes: Any,
 ) -> TrainingResult:
     """Train a round from a state, by default from zeros."""
     with inject(silo.base, ADAPTER, {}, gated=False, seed=0) as adapter:
         start = start or zeros_like(adapter)
-        facts = {"scores": SCORES, "start": start, "earlier": earlier, "declines": declines}
+        facts = {"scores": SCORES, "start": start, "earlier": earlier, "declines": declines, **changes}
         return train_one_round(silo, adapter, ADAPTER, PLAN, **facts)
 
 
@@ -66,6 +75,23 @@ def test_client_declines_a_worse_state(own: Silo, stranger: State) -> None:
     assert declined.scores.mixing.value > 0
     read = TrainingResult.from_bytes(declined.to_bytes())
     assert (read.scores, read.validation_digest) == (declined.scores, before.validation_digest)
+
+
+def test_stopped_client_declines_again_and_resumes(
+    own: Silo, stranger: State, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    before = trained_from(own)
+    expected = trained_from(own, stranger, before, declines=True)
+    checkpoint = TrainingCheckpoint(tmp_path / "partial.safetensors", 0.0)
+    stops = iter([False, False, True])
+    with pytest.raises(Stopped):
+        trained_from(
+            own, stranger, before, declines=True, checkpoint=checkpoint, stop=lambda: next(stops, True)
+        )
+    caplog.set_level("INFO")
+    resumed = trained_from(own, stranger, before, declines=True, checkpoint=checkpoint)
+    assert "resuming after step 2 of 4" in caplog.text
+    assert resumed.to_bytes() == expected.to_bytes()
 
 
 def test_client_continues_from_an_equal_state(own: Silo) -> None:
