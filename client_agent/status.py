@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from dataclasses import dataclass
 from math import exp
 from pathlib import Path
@@ -45,6 +46,8 @@ from schemas.messages.rounds import FinishedBrief, RoundBrief
 from schemas.messages.scores import LOSS, Score
 from schemas.messages.secure_sum import SumOutcome
 from schemas.messages.updates import Receipt
+
+log = logging.getLogger("tessera.agent")
 
 _STEPS: Final = (
     (SCORES_SENT, "update and scores delivered"),
@@ -207,6 +210,15 @@ def _sum_state(folder: RoundFolder) -> str:
 
 
 def _round(folder: RoundFolder) -> RoundStatus:
+    """Return the status of a round; a damaged file hides this round alone."""
+    try:
+        return _read_round(folder)
+    except (OSError, ValueError, KeyError) as error:
+        log.warning("%s: a file is missing or damaged (%s)", folder.path, type(error).__name__)
+        return RoundStatus(folder.number, "a file is damaged", *[None] * 6)
+
+
+def _read_round(folder: RoundFolder) -> RoundStatus:
     state = next((text for file, text in _STEPS if folder.has(file)), "joining")
     if folder.has(READY):
         state = _sum_state(folder)
