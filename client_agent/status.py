@@ -57,7 +57,7 @@ _STEPS: Final = (
     (RECEIPT, "update delivered"),
     (UPDATE, "update encoded, not delivered yet"),
     (TRAINED, "trained, update not encoded yet"),
-    (WEIGHTS, "weights received, not trained yet"),
+    (WEIGHTS, "weights received, training not finished"),
 )
 
 

@@ -178,7 +178,7 @@ def _is_worse(examiner: Examiner, served: Exam, training: LocalTraining) -> bool
     if change is None or change.verdict != "worse":
         return False
     log.info(
-        "round %d: training continues from this client's own state: the served one is worse by %.3f ± %.3f "
+        "round %d: training continues from this client's own state: the served one is worse by %.3g ± %.2g "
         "on %d validation examples",
         training.round_number,
         change.value,

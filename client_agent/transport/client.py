@@ -37,6 +37,7 @@ from client_agent.transport.sent_log import SentLog
 from client_agent.transport.timeouts import Deadline, DeadlineClient, extend_deadline
 from schemas.http_environment import EnvironmentUnusable, Route, route_to
 from schemas.identity.addresses import root_path_of
+from schemas.identity.plain_http import connection_failure
 from schemas.messages.alignment import Acceptance, Anchors, PackList
 from schemas.messages.enrolment import Enrolment, EnrolmentRequest, KeyInUse, KeyRotation, Me, RosterPage
 from schemas.messages.recipes import OwnLastName
@@ -393,7 +394,7 @@ def send_with_retries(
         try:
             answer = send(deadline.extensions)
         except httpx.TransportError as error:
-            failure = f"{type(error).__name__}: {error}"
+            failure = connection_failure(error)
         else:
             # A network may duplicate a request: the second copy is refused as replayed. Sign it again.
             if answer.status_code not in _RETRYABLE and not is_refusal(answer, "replayed"):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from schemas.command import fail as fail
-from schemas.identity.plain_http import is_exposed
+from schemas.identity.plain_http import connection_failure, is_exposed
 from schemas.lookups import NamedEntry, NotIdentified, id_of
 
 if TYPE_CHECKING:
@@ -166,7 +166,7 @@ class Coordinator:
             fail(f"{self._client.base_url} is not a URL; use one like {DEFAULT_URL} (--url, TESSERA_URL)")
         except httpx.TransportError as error:
             fail(
-                f"{self._address} does not answer ({type(error).__name__}: {error}); start the "
+                f"{self._address} does not answer ({connection_failure(error)}); start the "
                 "coordinator with `tessera serve`, or check --url and TESSERA_URL"
             )
         except httpx.InvalidURL:

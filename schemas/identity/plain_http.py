@@ -1,4 +1,4 @@
-"""Plain HTTP: whether a URL sends secrets unencrypted over a network. No name is looked up."""
+"""Plain HTTP: whether a URL sends secrets unencrypted, without looking up names, and servers without TLS."""
 
 from __future__ import annotations
 
@@ -18,3 +18,12 @@ def is_exposed(url: str) -> bool:
         return not ip_address(host).is_loopback
     except ValueError:
         return True
+
+
+def connection_failure(error: Exception) -> str:
+    """Describe a failed connection by type and message; a server without TLS is named as the cause."""
+    description = f"{type(error).__name__}: {error}"
+    # OpenSSL reads a plain HTTP answer as a TLS record of an unknown version.
+    if "WRONG_VERSION_NUMBER" not in description:
+        return description
+    return f"{description}. The server has no TLS at this port: write http:// in place of https://"

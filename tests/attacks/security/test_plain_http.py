@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 from typer import Typer
 from typer.testing import CliRunner, Result
 
-from client_agent.errors import SettingsUnusable
+from client_agent.errors import CoordinatorUnreachable, SettingsUnusable
 from client_agent.settings import read_settings
+from client_agent.transport.client import CoordinatorApi
 from coordinator import cli
 from schemas.identity.plain_http import is_exposed
 from tests.scene.coordinator import ADMIN_TOKEN
@@ -64,11 +67,11 @@ def test_an_agent_refuses_plain_http_without_insecure(
     assert read_settings(silo(tmp_path, "http://tessera.example.org")).insecure is True
 
 
-def run(*arguments: str, token: str = ADMIN_TOKEN, **environment: str) -> Result:
+def run(*arguments: str, url: str = REMOTE, token: str = ADMIN_TOKEN, **environment: str) -> Result:
     app = Typer()
     cli.commands(app)
     return CliRunner().invoke(
-        app, [*arguments, "--url", REMOTE], env={"TESSERA_TOKEN": token} | environment, catch_exceptions=False
+        app, [*arguments, "--url", url], env={"TESSERA_TOKEN": token} | environment, catch_exceptions=False
     )
 
 
@@ -88,3 +91,14 @@ def test_a_command_uses_plain_http_with_insecure(monkeypatch: pytest.MonkeyPatch
         assert allowed.exit_code == 1
         assert "does not answer" in allowed.output
     assert "is not encrypted" in run("audit").output, "what one command was told is not the next one's"
+
+
+def test_a_server_without_tls_is_named() -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"https://127.0.0.1:{server.server_port}"
+        refused = run("audit", url=url)
+        with pytest.raises(CoordinatorUnreachable, match="The server has no TLS at this port: write http://"):
+            CoordinatorApi(url, key=None, deadline_seconds=0).hello()
+        server.shutdown()
+    assert "The server has no TLS at this port: write http:// in place of https://" in refused.output
