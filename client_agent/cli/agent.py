@@ -274,7 +274,9 @@ def _show(agent_status: AgentStatus, config: Path | None, keep_rounds: int) -> N
     facts.add_row("agent", "running" if agent_status.running else "not running")
     if agent_status.last_sync is not None:
         facts.add_row("last sync", agent_status.last_sync)
-    facts.add_row("coordinator", Text(f"{agent_status.url}: {agent_status.coordinator}"))
+    # The sentence of a failed connection begins with the URL.
+    answer = agent_status.coordinator.removeprefix(f"{agent_status.url} ")
+    facts.add_row("coordinator", Text(f"{agent_status.url}: {answer}"))
     if agent_status.learning_rate is not None:
         facts.add_row("learning rate", Text(agent_status.learning_rate))
     if agent_status.final_scores is not None:
