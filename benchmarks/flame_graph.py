@@ -1,9 +1,7 @@
-"""Show a profile of `profiled_server`: a table of the largest shares, and flame graphs. Measures nothing."""
+"""Show sampled stacks (`stack_samples`): a table of the largest shares, and flame graphs."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
@@ -11,27 +9,18 @@ from pathlib import Path
 from rich.console import Console
 
 from benchmarks import figures
+from benchmarks.stack_samples import Stacks
 
 _PIXELS, _LINE_PIXELS = 1200, 16
 _OWN = ("coordinator/", "schemas/")
 _LARGEST = 5
 _COLOURS = {True: "#e8a36b", False: "#c9d3dc"}
-_Stacks = Mapping[tuple[str, ...], float]
 
 
-def read(file: Path) -> dict[str, _Stacks]:
-    """Return the processor seconds and the wall seconds of each stack."""
-    lines = [json.loads(line) for line in file.read_text("utf-8").splitlines()]
-    return {
-        kind: {tuple(stack): cost[place] for stack, *cost in lines}
-        for place, kind in enumerate(("processor", "wall"))
-    }
-
-
-def show(console: Console, title: str, stacks: _Stacks) -> None:
+def show(console: Console, title: str, stacks: Stacks) -> None:
     """Print the largest shares; each stack counts for its innermost function of the coordinator.
 
-    A stack without such a function counts for its outermost library beneath the thread.
+    A stack without such a function counts for the library of its innermost one.
     """
     shares: dict[str, float] = {}
     for stack, seconds in stacks.items():
@@ -42,7 +31,7 @@ def show(console: Console, title: str, stacks: _Stacks) -> None:
     figures.show(console, f"{title}: {total:.3g} s in all", ["function", "s", "share"], rows)
 
 
-def draw(file: Path, stacks: _Stacks) -> None:
+def draw(file: Path, stacks: Stacks) -> None:
     """Write a flame graph as SVG: the outermost frames at the top, widths in proportion to seconds."""
     root = _Node()
     for stack, seconds in stacks.items():
@@ -68,9 +57,7 @@ class _Node:
 
 def _owner(stack: tuple[str, ...]) -> str:
     owner = next((frame for frame in reversed(stack) if frame.startswith(_OWN)), None)
-    return owner or stack[-1].partition(":")[0].partition("/")[0] + (
-        "" if len(stack) > 1 else f" ({stack[0]})"
-    )
+    return owner or stack[-1].partition(":")[0].partition("/")[0]
 
 
 def _boxes(boxes: list[str], node: _Node, x: float, depth: int, scale: float) -> int:

@@ -18,8 +18,11 @@ import hashlib
 import multiprocessing
 import os
 import statistics
+import subprocess
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import pairwise
@@ -28,9 +31,9 @@ from typing import Any
 
 from rich.console import Console
 
-from benchmarks import figures, flame_graph, statement_counts
+from benchmarks import figures, flame_graph, stack_samples, statement_counts
 from benchmarks.memory import MIB
-from benchmarks.profiled_server import COUNTS_SUFFIX, PROFILED_FROM_HERE, PROFILED_TO_HERE
+from benchmarks.profiled_server import PROFILED_FROM_HERE, PROFILED_TO_HERE
 from benchmarks.round_client import Task, WeightsReceipt, take_part
 from benchmarks.round_report import draw, show
 from benchmarks.serving import Coordinator, ServerFailed, running
@@ -102,10 +105,10 @@ def main() -> None:
     show(console, result)
     draw(arguments.out.with_suffix(".svg"), result)
     if arguments.profile is not None:
-        for kind, stacks in flame_graph.read(_samples(arguments.profile)).items():
+        for kind, stacks in stack_samples.read(arguments.profile).items():
             flame_graph.show(console, f"{arguments.rounds} rounds: {kind} time of the server", stacks)
             flame_graph.draw(arguments.profile.with_suffix(f".{kind}.svg"), stacks)
-        counts = statement_counts.read(_samples(arguments.profile).with_suffix(COUNTS_SUFFIX))
+        counts = statement_counts.read(_counts(arguments.profile))
         statement_counts.show(console, counts, arguments.rounds)
         console.print(f"flame graphs beside {arguments.profile}")
     console.print(f"figures in {arguments.out}")
@@ -129,11 +132,11 @@ def measure(
     Raises:
         ServerFailed: the server or a client failed; its output is printed before.
     """
-    samples = _samples(profile) if profile is not None else None
-    with running(folder, database_url, {}, profile=samples) as coordinator:
+    counts = _counts(profile) if profile is not None else None
+    with running(folder, database_url, {}, counts=counts) as coordinator:
         idle_rss, idle_cpu = coordinator.peak_rss_mib(), coordinator.cpu_seconds()
         plan = _plan(clients, mib, rounds + 1, strategy, compress)
-        federation_id, observed = _run(coordinator, plan, is_profiled=profile is not None)
+        federation_id, observed = _run(coordinator, plan, profile=profile)
         views = [coordinator.get(f"/v1/federations/{federation_id}/rounds/{n}") for n in range(2, rounds + 2)]
         total_cpu = coordinator.cpu_seconds() - idle_cpu
     reference = _copy_and_hash(folder, clients, mib, rounds)
@@ -176,7 +179,9 @@ class _Moment:
     wire: int
 
 
-def _run(coordinator: Coordinator, plan: dict[str, Any], *, is_profiled: bool) -> tuple[str, list[_Moment]]:
+def _run(
+    coordinator: Coordinator, plan: dict[str, Any], *, profile: Path | None
+) -> tuple[str, list[_Moment]]:
     clients, strategy = plan["rounds"]["min_clients"], plan["strategy"]["name"]
     compress = plan["wire"]["compression"] == "zstd"
     federation_id = coordinator.post("/v1/federations", plan)["id"]
@@ -193,7 +198,7 @@ def _run(coordinator: Coordinator, plan: dict[str, Any], *, is_profiled: bool) -
             process.start()
         _wait_for_members(coordinator, federation_id, clients)
         coordinator.post(f"/v1/federations/{federation_id}/start")
-        moments = _watch(coordinator, reported, clients, plan["rounds"]["total"], is_profiled=is_profiled)
+        moments = _watch(coordinator, reported, clients, plan["rounds"]["total"], profile=profile)
         return federation_id, moments
     finally:
         for process in processes:
@@ -211,40 +216,47 @@ def _wait_for_members(coordinator: Coordinator, federation_id: str, clients: int
 
 
 def _watch(
-    coordinator: Coordinator, reported: Any, clients: int, rounds: int, *, is_profiled: bool
+    coordinator: Coordinator, reported: Any, clients: int, rounds: int, *, profile: Path | None
 ) -> list[_Moment]:
     """Record the moments when all clients have the weights of rounds 1 to `rounds` + 1."""
     waiting: dict[int, list[WeightsReceipt]] = {}
     moments: list[_Moment] = []
     latest: dict[int, WeightsReceipt] = {}
-    while len(moments) <= rounds:
-        holds = reported.get(timeout=_SILENCE_SECONDS)
-        if isinstance(holds, str):
-            raise ServerFailed(holds)
-        latest[holds.place] = holds
-        arrived = waiting.setdefault(holds.round, [])
-        arrived.append(holds)
-        if len(arrived) == clients:
-            at = max(item.at for item in arrived)
-            moments.append(
-                _Moment(
-                    at=at,
-                    wall=time.time() - (time.monotonic() - at),
-                    cpu=coordinator.cpu_seconds(),
-                    rss=coordinator.peak_rss_mib(),
-                    wire=sum(item.sent + item.received for item in arrived),
+    with ExitStack() as profiling:
+        while len(moments) <= rounds:
+            holds = reported.get(timeout=_SILENCE_SECONDS)
+            if isinstance(holds, str):
+                raise ServerFailed(holds)
+            latest[holds.place] = holds
+            arrived = waiting.setdefault(holds.round, [])
+            arrived.append(holds)
+            if len(arrived) == clients:
+                at = max(item.at for item in arrived)
+                moments.append(
+                    _Moment(
+                        at=at,
+                        wall=time.time() - (time.monotonic() - at),
+                        cpu=coordinator.cpu_seconds(),
+                        rss=coordinator.peak_rss_mib(),
+                        wire=sum(item.sent + item.received for item in arrived),
+                    )
                 )
-            )
-            if is_profiled and len(moments) == _FIRST_COUNTED:
-                coordinator.process.send_signal(PROFILED_FROM_HERE)
-    if is_profiled:
-        coordinator.process.send_signal(PROFILED_TO_HERE)
+                if profile is not None and len(moments) == _FIRST_COUNTED:
+                    profiling.enter_context(_profiled(coordinator.process, profile))
     return moments
 
 
-def _samples(profile: Path) -> Path:
+@contextmanager
+def _profiled(process: subprocess.Popen[bytes], profile: Path) -> Iterator[None]:
+    process.send_signal(PROFILED_FROM_HERE)
+    with stack_samples.sampled(process.pid, profile):
+        yield
+        process.send_signal(PROFILED_TO_HERE)
+
+
+def _counts(profile: Path) -> Path:
     profile.parent.mkdir(parents=True, exist_ok=True)
-    return profile.with_suffix(".jsonl").absolute()
+    return profile.with_suffix(".counts.json").absolute()
 
 
 def _plan(clients: int, mib: int, rounds: int, strategy: str, compress: bool) -> dict[str, Any]:

@@ -19,10 +19,11 @@ from benchmarks.memory import peak_rss_mib
 
 CHECKOUT = Path(__file__).parents[1]
 _READY_SECONDS = 60.0
+_LOG_LINES = 20
 
 
 class ServerFailed(Exception):
-    """The coordinator failed; the message names the file to read."""
+    """The coordinator or a client of a benchmark failed; the message says how."""
 
 
 class Coordinator:
@@ -69,13 +70,14 @@ def running(
     database_url: str | None,
     settings: Mapping[str, str],
     *,
-    profile: Path | None = None,
+    counts: Path | None = None,
     checkout: Path = CHECKOUT,
 ) -> Iterator[Coordinator]:
     """Run `tessera serve` for the duration of the block; its log is coordinator.log in the folder.
 
-    Without a `database_url` the database is a SQLite file in the folder. With `profile` the server's stacks
-    are sampled, and written to this file at the end (`profiled_server`). `checkout` has the code to run.
+    Without a `database_url` the database is a SQLite file in the folder. With `counts` the server's
+    transactions and statements are counted, and written to this file at the end (`profiled_server`).
+    `checkout` has the code to run.
     """
     token = f"tsr_adm_{secrets.token_urlsafe(32)}"
     environment = {
@@ -93,8 +95,8 @@ def running(
         if database_url is not None:
             subprocess.run([tessera, "migrate"], check=True, env=environment, stdout=output, stderr=output)
         program = [tessera]
-        if profile is not None:
-            program = [sys.executable, "-m", "benchmarks.profiled_server", str(profile)]
+        if counts is not None:
+            program = [sys.executable, "-m", "benchmarks.profiled_server", str(counts)]
         process = subprocess.Popen(
             [*program, "serve", "--host", "127.0.0.1", "--port", "0"],
             stdout=output,
@@ -117,4 +119,6 @@ def _url(process: subprocess.Popen[bytes], log: Path) -> str:
             if line.startswith("Tessera listens on "):
                 return line.rpartition(" ")[2]
         time.sleep(0.05)
-    raise ServerFailed(f"the coordinator did not start: see {log}")
+    # The log is in a temporary folder, which is gone when somebody reads the message.
+    ending = "\n".join(log.read_text("utf-8").splitlines()[-_LOG_LINES:])
+    raise ServerFailed(f"the coordinator did not start; the end of its log:\n{ending}")
