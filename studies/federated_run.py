@@ -123,7 +123,11 @@ def _run_round(
     members = drawn_in(plan, round_number, [*newcomers, *established])
     # Where updates are summed, members wait for each other: first all train, then all sum.
     work = TakePart(round_number, until=READY if sums else None)
-    crew.run(members, work, lambda name, _: report_activity(name))
+    # Newcomers first: they join when they take part, and workers that finish the founders earlier would close
+    # the round without them.
+    for part in ([m for m in members if m in newcomers], [m for m in members if m not in newcomers]):
+        if part:
+            crew.run(part, work, lambda name, _: report_activity(name))
     if sums:
         report_activity("summing")
         # In threads: members of a sum wait for each other's messages.
