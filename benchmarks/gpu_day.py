@@ -69,7 +69,7 @@ def main() -> None:
     chosen = parser.parse_args()
     sizes = chosen.sizes.split(",")
     if not SIZES.keys() >= set(sizes):
-        parser.error(f"--sizes: {chosen.sizes} is no list of {', '.join(SIZES)}")
+        parser.error(f"--sizes: {chosen.sizes} is not a list of {', '.join(SIZES)}")
     has_gpu = torch.cuda.is_available()
     if chosen.device.startswith("cuda") and not has_gpu:
         parser.error("there is no GPU here that torch can use; pass --device cpu to show the steps")

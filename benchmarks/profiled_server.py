@@ -22,7 +22,7 @@ _PR_SET_PTRACER, _PR_SET_PTRACER_ANY = 0x59616D61, -1  # prctl(2)
 
 
 def _serve(file: Path) -> None:
-    # Where only parents may read a process (Yama), py-spy is a sibling. Elsewhere the call fails in vain.
+    # Where only parents may read a process (Yama), py-spy is a sibling. Elsewhere the call does no harm.
     ctypes.CDLL(None).prctl(_PR_SET_PTRACER, ctypes.c_long(_PR_SET_PTRACER_ANY), 0, 0, 0)
     counts = StatementCounts()
     signal.signal(PROFILED_FROM_HERE, lambda *_: counts.clear())

@@ -49,6 +49,7 @@ SIZES = (
 )
 _LAYERS, _WIDTH = 8, 4096
 _SILENCE_SECONDS = 180.0
+_FEWEST_PROFILED = 4
 _FIRST_COUNTED = 2  # when all have the weights of the second round, the first is over
 # Changes are nearly orthogonal: at this temperature each client is served nearly the mean of all.
 _OPTIONS = {"fedmosaic": {"change_temperature": 1.0, "min_relevance": None, "guard": "off"}}
@@ -82,6 +83,10 @@ def main() -> None:
         parser.error("--clients and --mib belong together")
     if arguments.profile is not None and arguments.clients is None:
         parser.error("--profile needs --clients and --mib")
+    if arguments.profile is not None and arguments.rounds < _FEWEST_PROFILED:
+        parser.error(
+            f"--profile needs --rounds {_FEWEST_PROFILED} or more, half of them for each kind of time"
+        )
     named = (arguments.clients, arguments.mib, arguments.strategy)
     sizes = SIZES if arguments.clients is None else (named,)
     measured: list[dict[str, Any]] = []
@@ -106,7 +111,7 @@ def main() -> None:
     draw(arguments.out.with_suffix(".svg"), result)
     if arguments.profile is not None:
         for kind, stacks in stack_samples.read(arguments.profile).items():
-            flame_graph.show(console, f"{arguments.rounds} rounds: {kind} time of the server", stacks)
+            flame_graph.show(console, f"half of {arguments.rounds} rounds: {kind} time of the server", stacks)
             flame_graph.draw(arguments.profile.with_suffix(f".{kind}.svg"), stacks)
         counts = statement_counts.read(_counts(arguments.profile))
         statement_counts.show(console, counts, arguments.rounds)
@@ -222,7 +227,9 @@ def _watch(
     waiting: dict[int, list[WeightsReceipt]] = {}
     moments: list[_Moment] = []
     latest: dict[int, WeightsReceipt] = {}
-    with ExitStack() as profiling:
+    # Each kind of samples has one half of the counted rounds.
+    kinds = dict(zip((_FIRST_COUNTED, _FIRST_COUNTED + (rounds - 1) // 2), stack_samples.KINDS, strict=True))
+    with ExitStack() as profiling, ExitStack() as sampling:
         while len(moments) <= rounds:
             holds = reported.get(timeout=_SILENCE_SECONDS)
             if isinstance(holds, str):
@@ -242,16 +249,19 @@ def _watch(
                     )
                 )
                 if profile is not None and len(moments) == _FIRST_COUNTED:
-                    profiling.enter_context(_profiled(coordinator.process, profile))
+                    profiling.enter_context(_counted(coordinator.process))
+                if profile is not None and len(moments) in kinds:
+                    sampling.close()
+                    kind = kinds[len(moments)]
+                    sampling.enter_context(stack_samples.sampled(kind, coordinator.process.pid, profile))
     return moments
 
 
 @contextmanager
-def _profiled(process: subprocess.Popen[bytes], profile: Path) -> Iterator[None]:
+def _counted(process: subprocess.Popen[bytes]) -> Iterator[None]:
     process.send_signal(PROFILED_FROM_HERE)
-    with stack_samples.sampled(process.pid, profile):
-        yield
-        process.send_signal(PROFILED_TO_HERE)
+    yield
+    process.send_signal(PROFILED_TO_HERE)
 
 
 def _counts(profile: Path) -> Path:

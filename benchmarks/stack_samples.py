@@ -1,7 +1,8 @@
 """Sample the stacks of a running server with py-spy: by processor time and by wall time.
 
-A sampler inside of the process (`sys._current_frames`) is no choice: CPython 3.11 crashes when such a thread
-follows the frames of others. py-spy reads them while the process stands still.
+A sampler inside the process (`sys._current_frames`) does not work: CPython 3.11 crashes when such a thread
+follows the frames of others. py-spy reads them while the process stands still, and only one py-spy at a time
+can stop it, so that each kind has its own part of a run.
 """
 
 from __future__ import annotations
@@ -12,49 +13,46 @@ import subprocess
 import sys
 import sysconfig
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
 Stacks = Mapping[tuple[str, ...], float]
 """Seconds by stack; a stack has the frames from the outermost, as file:function."""
 
-_KINDS: Final[Mapping[str, tuple[str, ...]]] = {"processor": (), "wall": ("--idle",)}
+KINDS: Final[Mapping[str, tuple[str, ...]]] = {"processor": (), "wall": ("--idle",)}
+"""Options of py-spy by kind: threads that use a processor, and all that do not wait for work."""
+
 _RATE = 100
+_WRITING_SECONDS = 60
 _PY_SPY = str(Path(sys.executable).parent / "py-spy")
+_OUTCOME = re.compile(r"Samples: (\d+) Errors: (\d+)")
+_MOST_LOST = 0.05
 _FRAME = re.compile(r"(?P<function>.*) \((?P<file>.*):\d+\)")
 _ROOT = Path(__file__).parents[1]
 _LIBRARIES = (_ROOT, Path(sysconfig.get_path("purelib")), Path(sysconfig.get_path("stdlib")))
 _IDLE = {"threading.py", "queue.py", "selectors.py", "asyncio/runners.py"}
-"""Files whose functions wait for work; the wall time of their stacks is left out."""
+"""Files whose functions wait for work; stacks that end in them are left out."""
 
 
 class SamplingFailed(Exception):
     """py-spy could not read the process; the message has its output."""
 
 
-@contextmanager
-def sampled(process_id: int, file: Path) -> Iterator[None]:
-    """Sample a process during the block, 100 times a second; the samples go to files beside `file`.
-
-    Raises:
-        SamplingFailed: py-spy ended with an error.
-    """
-    with ExitStack() as stack:
-        for kind in _KINDS:
-            stack.enter_context(_py_spy(kind, process_id, _samples(file, kind)))
-        yield
-
-
 def read(file: Path) -> dict[str, Stacks]:
     """Return the stacks of samples beside `file`, by kind: processor and wall."""
-    return {kind: _read(_samples(file, kind)) for kind in _KINDS}
+    return {kind: _read(_samples(file, kind)) for kind in KINDS}
 
 
 @contextmanager
-def _py_spy(kind: str, process_id: int, samples: Path) -> Iterator[None]:
-    command = [_PY_SPY, "record", "--pid", str(process_id), "--rate", str(_RATE), *_KINDS[kind]]
-    shape = ["--format", "raw", "--function", "--full-filenames", "--output", str(samples)]
+def sampled(kind: str, process_id: int, file: Path) -> Iterator[None]:
+    """Sample a process during the block, 100 times a second; the samples go to a file beside `file`.
+
+    Raises:
+        SamplingFailed: py-spy ended with an error, or lost more than a twentieth of its samples.
+    """
+    command = [_PY_SPY, "record", "--pid", str(process_id), "--rate", str(_RATE), *KINDS[kind]]
+    shape = ["--format", "raw", "--function", "--full-filenames", "--output", str(_samples(file, kind))]
     with subprocess.Popen(
         [*command, *shape], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     ) as process:
@@ -62,9 +60,17 @@ def _py_spy(kind: str, process_id: int, samples: Path) -> Iterator[None]:
             yield
         finally:
             process.send_signal(signal.SIGINT)
-            output, _ = process.communicate(timeout=60)
-    if process.returncode != 0:
+            try:
+                output, _ = process.communicate(timeout=_WRITING_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                raise
+    outcome = _OUTCOME.search(output)
+    if process.returncode != 0 or outcome is None:
         raise SamplingFailed(f"py-spy ended with status {process.returncode}: {output.strip()}")
+    taken, lost = (int(count) for count in outcome.groups())
+    if lost > _MOST_LOST * taken:
+        raise SamplingFailed(f"py-spy took {taken} samples and lost {lost}; measure again")
 
 
 def _samples(file: Path, kind: str) -> Path:

@@ -14,7 +14,7 @@ from pydantic import TypeAdapter
 from safetensors import SafetensorError, safe_open
 
 from client_agent.agent_entries import RATES
-from client_agent.errors import AgentError
+from client_agent.errors import AgentError, RoundUnreadable
 from client_agent.identity.agent_folder import Membership, is_in_use, read_membership
 from client_agent.identity.membership import connect_once
 from client_agent.revisions.history import ServingStatus, serving_status
@@ -148,8 +148,12 @@ def read_status(settings: AgentSettings) -> AgentStatus:
 
 def _next_command(settings: AgentSettings, home: Path, syncs: bool, finished: bool) -> str | None:
     """Return what a person or a scheduler calls next; None after the end."""
-    with open_offline(settings, StopFlag()) as client:
-        pending = pending_work(client)
+    try:
+        with open_offline(settings, StopFlag()) as client:
+            pending = pending_work(client)
+    except RoundUnreadable as error:
+        log.warning("%s", error)
+        return "tessera agent run"
     if syncs and pending is not None:
         return "tessera agent work"
     if syncs:
@@ -213,9 +217,10 @@ def _round(folder: RoundFolder) -> RoundStatus:
     """Return the status of a round; a damaged file hides this round alone."""
     try:
         return _read_round(folder)
-    except (OSError, ValueError, KeyError) as error:
-        log.warning("%s: a file is missing or damaged (%s)", folder.path, type(error).__name__)
-        return RoundStatus(folder.number, "a file is damaged", *[None] * 6)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        fact = str(error) if isinstance(error, OSError) else type(error).__name__
+        log.warning("%s: a file is missing or damaged (%s)", folder.path, fact)
+        return RoundStatus(folder.number, "a file cannot be read", *[None] * 6)
 
 
 def _read_round(folder: RoundFolder) -> RoundStatus:

@@ -48,6 +48,10 @@ def decoded(content: bytes) -> str:
         ) from error
 
 
+class NotOneValue(ValueError):
+    """JSON with a key twice in an object, or with a number that JSON does not have."""
+
+
 def parsed_json(text: str) -> object:
     """Parse JSON that a person wrote.
 
@@ -141,19 +145,19 @@ def _distinct(pairs: list[tuple[str, object]]) -> dict[str, object]:
     for key, value in pairs:
         # Otherwise the first of two values is lost without a word.
         if key in members:
-            raise ValueError(f"the key {key!r} is twice in an object")
+            raise NotOneValue(f"the key {key!r} occurs twice in an object")
         members[key] = value
     return members
 
 
 def _no_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no number of JSON")
+    raise NotOneValue(f"{name} is not a JSON number")
 
 
 def _finite(digits: str) -> float:
     value = float(digits)
     if not isfinite(value):
-        raise ValueError(f"the number {digits} is too large")
+        raise NotOneValue(f"the number {digits} is too large")
     return value
 
 

@@ -47,7 +47,7 @@ def measured(model: PreTrainedModel) -> Architecture:
     before, last = hidden[:, :-1], hidden[:, -1]
     # `not <`, so that NaN is refused as well.
     if not _distance(before[0], before[1]) < limit * _distance(last[0], last[1]):
-        raise UnknownArchitecture(f"{kind} lets a token see later ones, so it is no causal language model")
+        raise UnknownArchitecture(f"{kind} lets a token see later ones, so it is not a causal language model")
     with torch.inference_mode():
         candidates = [
             replace(architecture, heads=heads, scale=scale, softcap=softcap)

@@ -26,7 +26,7 @@ from coordinator.cli.plan_options import (
     TargetModules,
 )
 from schemas.command import Yes, confirm
-from schemas.user_files import parsed_json, read_text
+from schemas.user_files import NotOneValue, parsed_json, read_text
 
 app = typer.Typer(help="Manage federations: plans, states, claims.", no_args_is_help=True)
 
@@ -202,6 +202,8 @@ def _read(path: Path) -> dict[str, Any]:
         plan = parsed_json(read_text(path))
     except OSError as error:
         fail(f"--plan: {path} cannot be read ({error.strerror}); pass the plan as a JSON file")
+    except NotOneValue as error:
+        fail(f"--plan: {path} cannot be used ({error}); correct the file")
     except ValueError as error:
         fail(f"--plan: {path} is not JSON ({error}); correct the file")
     if not isinstance(plan, dict):
@@ -216,6 +218,8 @@ def _option(text: str) -> tuple[str, Any]:
         fail(f"--option: {text!r} is not KEY=VALUE; write the name and the value, such as temperature=0.5")
     try:
         return key, parsed_json(value)
+    except NotOneValue as error:
+        fail(f"--option: {value} cannot be used ({error}); correct the value")
     # `--option mode=fast` needs no quotes around the value.
     except ValueError:
         return key, value

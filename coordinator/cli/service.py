@@ -161,7 +161,7 @@ def take_over_payloads(
     from coordinator.maintenance import take_over as run
 
     confirm(
-        "All other coordinators with this signing key must have stopped using the store, or they "
+        "all other coordinators with this signing key must have stopped using the store, or they "
         "lose tensors",
         yes=yes,
     )

@@ -131,9 +131,8 @@ class Ownership:
         claim = self._claim()
         if claim is None or marker not in (claim.token, claim.previous):
             return False
-        if (
-            marker != claim.token
-        ):  # a replica stored the new token in the database only: it died, or writes it now
+        # A replica stored the new token in the database only: it died, or writes it now.
+        if marker != claim.token:
             object_store.put_small(self._marker, claim.token)
         return True
 

@@ -21,9 +21,9 @@ def is_exposed(url: str) -> bool:
 
 
 def connection_failure(error: Exception) -> str:
-    """Describe a failed connection by type and message; a server without TLS is named as the cause."""
+    """Describe a failed connection by type and message; an answer without TLS is named as the cause."""
     description = f"{type(error).__name__}: {error}"
     # OpenSSL reads a plain HTTP answer as a TLS record of an unknown version.
     if "WRONG_VERSION_NUMBER" not in description:
         return description
-    return f"{description}. The server has no TLS at this port: write http:// in place of https://"
+    return f"{description}; the answer is not TLS: check port and proxy, or write http:// for this machine"

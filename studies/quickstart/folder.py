@@ -58,7 +58,7 @@ class QuickstartFolder:
         path = path.absolute()  # `.` has no name of its own
         if path.exists() and not (path / _MARK).is_file() and not _is_empty(path):
             raise FileUnusable(
-                f"--out: {path} exists and is no folder of an earlier quickstart; pass the name of a new "
+                f"--out: {path} exists and is not a folder of an earlier quickstart; pass the name of a new "
                 "folder"
             )
         try:

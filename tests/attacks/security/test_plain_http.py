@@ -98,7 +98,7 @@ def test_a_server_without_tls_is_named() -> None:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         url = f"https://127.0.0.1:{server.server_port}"
         refused = run("audit", url=url)
-        with pytest.raises(CoordinatorUnreachable, match="The server has no TLS at this port: write http://"):
+        with pytest.raises(CoordinatorUnreachable, match="the answer is not TLS: check port and proxy"):
             CoordinatorApi(url, key=None, deadline_seconds=0).hello()
         server.shutdown()
-    assert "The server has no TLS at this port: write http:// in place of https://" in refused.output
+    assert "the answer is not TLS: check port and proxy, or write http:// for this machine" in refused.output

@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from benchmarks import flame_graph, stack_samples
-from benchmarks.stack_samples import SamplingFailed, sampled
+from benchmarks.stack_samples import KINDS, SamplingFailed, sampled
 
 ROOT = Path(__file__).parents[3]
 WORK = "import hashlib\ndef work():\n    while True: hashlib.sha256(bytes(1000))\nprint(flush=True)\nwork()"
@@ -45,8 +45,12 @@ def test_a_working_process_is_sampled(tmp_path: Path) -> None:
         try:
             assert process.stdout is not None
             process.stdout.readline()
-            with sampled(process.pid, tmp_path / "profile"), pytest.raises(subprocess.TimeoutExpired):
-                process.wait(timeout=2)
+            for kind in KINDS:
+                with (
+                    sampled(kind, process.pid, tmp_path / "profile"),
+                    pytest.raises(subprocess.TimeoutExpired),
+                ):
+                    process.wait(timeout=2)
         finally:
             process.kill()
     for stacks in stack_samples.read(tmp_path / "profile").values():
@@ -57,6 +61,6 @@ def test_sampling_an_ended_process_fails(tmp_path: Path) -> None:
     process = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True)
     with (
         pytest.raises(SamplingFailed, match="py-spy ended with status"),
-        sampled(int(process.stdout), tmp_path / "profile"),
+        sampled("processor", int(process.stdout), tmp_path / "profile"),
     ):
         pass

@@ -14,7 +14,7 @@ from client_agent.daemon import run
 from client_agent.errors import Stopped
 from client_agent.identity.agent_folder import exclusive
 from client_agent.rounds.training_result import TrainingResult
-from client_agent.storage.round_folder import CLOSED, RECEIPT, TRAINED, UPDATE
+from client_agent.storage.round_folder import BRIEF, CLOSED, RECEIPT, TRAINED, UPDATE
 from tests.scene.agent_commands import tessera
 from tests.scene.agents import Enrolled, alone_plan, limited_sleep
 from tests.scene.coordinator import Served
@@ -158,9 +158,10 @@ def test_damaged_file_hides_one_round_alone(
     stored.open(1).write(UPDATE, b"update")
     folder = stored.open(2)
     folder.write(RECEIPT, b"{")
+    folder.write(BRIEF, b"{")
     rounds = status(config_beside(tmp_path, url=served.url), exit_code=1)["rounds"]
     assert [(entry["round"], entry["state"]) for entry in rounds] == [
-        (2, "a file is damaged"),
+        (2, "a file cannot be read"),
         (1, "update encoded, not delivered yet"),
     ]
     assert f"{folder.path}: a file is missing or damaged" in caplog.text

@@ -114,6 +114,15 @@ def test_names_and_ids_differ_per_revision(folder: ServedFolder) -> None:
     assert len(numbers) == len(names)
 
 
+def test_unreadable_folder_hides_no_later_one(folder: ServedFolder, tmp_path: Path) -> None:
+    file, loop = tmp_path / "file", tmp_path / "loop"
+    file.touch()
+    loop.symlink_to(loop)
+    resolved = resolver(ServedFolder(file), ServedFolder(loop), folder).resolve("example/base", "aster")
+    assert resolved is not None
+    assert resolved.path == folder.path / "aster@2"
+
+
 def test_revision_stays_the_same_for_ever(folder: ServedFolder) -> None:
     before = resolver(folder).resolve("example/base", "aster@1")
     export(folder, 3)
