@@ -30,7 +30,8 @@ _OUTCOME = re.compile(r"Samples: (\d+) Errors: (\d+)")
 _MOST_LOST = 0.05
 _FRAME = re.compile(r"(?P<function>.*) \((?P<file>.*):\d+\)")
 _ROOT = Path(__file__).parents[1]
-_LIBRARIES = (_ROOT, Path(sysconfig.get_path("purelib")), Path(sysconfig.get_path("stdlib")))
+# An environment may be inside of the checkout.
+_LIBRARIES = (Path(sysconfig.get_path("purelib")), Path(sysconfig.get_path("stdlib")), _ROOT)
 _IDLE = {"threading.py", "queue.py", "selectors.py", "asyncio/runners.py"}
 """Files whose functions wait for work; stacks that end in them are left out."""
 
