@@ -87,14 +87,13 @@ class TesseraResolver(LoRAResolver):
         """Return the checked revision of a name; None if there is none, or it is refused."""
         for folder in self.folders:
             try:
-                label = _label_of_request(folder, lora_name)
-            except OSError as error:
-                log.warning("tessera: %s cannot be read, and is skipped: %s", folder.path, error)
-                continue
-            if label is None:
-                continue
-            try:
-                return self._checked(folder, label, base_model_name, lora_name)
+                try:
+                    label = _label_of_request(folder, lora_name)
+                except OSError as error:
+                    log.warning("tessera: %s cannot be read, and is skipped: %s", folder.path, error)
+                    continue
+                if label is not None:
+                    return self._checked(folder, label, base_model_name, lora_name)
             except (AgentError, OSError) as error:
                 log.warning("tessera: %s is refused: %s", lora_name, error)
                 return None

@@ -79,7 +79,7 @@ def test_foreign_folder_or_file_is_refused(tmp_path: Path, is_file: bool) -> Non
     else:
         path.mkdir()
         (path / "thesis.txt").write_text("years of work")
-    with pytest.raises(FileUnusable, match="no folder of an earlier quickstart; pass the name of a new"):
+    with pytest.raises(FileUnusable, match="not a folder of an earlier quickstart; pass the name of a new"):
         QuickstartFolder.create(path)
     assert (path if is_file else path / "thesis.txt").read_text() == "years of work"
 
