@@ -69,9 +69,9 @@ def sampled(kind: str, process_id: int, file: Path) -> Iterator[None]:
     outcome = _OUTCOME.search(output)
     if process.returncode != 0 or outcome is None:
         raise SamplingFailed(f"py-spy ended with status {process.returncode}: {output.strip()}")
-    taken, lost = (int(count) for count in outcome.groups())
-    if lost > _MOST_LOST * taken:
-        raise SamplingFailed(f"py-spy took {taken} samples and lost {lost}; measure again")
+    samples, errors = (int(count) for count in outcome.groups())
+    if errors > _MOST_LOST * samples:
+        raise SamplingFailed(f"py-spy took {samples} samples and lost {errors}; measure again")
 
 
 def _samples(file: Path, kind: str) -> Path:

@@ -104,10 +104,13 @@ def _scores(session: Session, row: RoundRow, client_id: str) -> ScoreSummary | N
         session, row.federation_id, row.number
     ):
         return None
-    sent = _scores_of_arrived(session, row.id)
+    client_scores = _scores_of_arrived(session, row.id)
     # One client's `final` would show as a change of the mean: final scores count once all have sent them.
-    is_final = all(answer.final is not None for answer in sent.values())
-    named = {client: answer.personal if is_final else answer.kept_scores for client, answer in sent.items()}
+    is_final = all(answer.final is not None for answer in client_scores.values())
+    named = {
+        client: answer.personal if is_final else answer.kept_scores
+        for client, answer in client_scores.items()
+    }
     shown = views.summarise(list(named.values()))
     peers_by_name = Counter(
         name for client, values in named.items() if client != client_id for name in values

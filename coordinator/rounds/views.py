@@ -215,8 +215,14 @@ def summarise(scores: Sequence[Mapping[str, Score]]) -> ScoreSummary | None:
     names = sorted(values, key=lambda name: (name != LOSS, name != PERPLEXITY, -len(values[name]), name))
     shown = {name: values[name] for name in names[:MOST_SCORES]}
     return ScoreSummary(
-        mean={name: Score(value=_mean(sent), count=len(sent)) for name, sent in shown.items()},
-        worst={name: Score(value=_worst(name, sent), count=len(sent)) for name, sent in shown.items()},
+        mean={
+            name: Score(value=_mean(client_values), count=len(client_values))
+            for name, client_values in shown.items()
+        },
+        worst={
+            name: Score(value=_worst(name, client_values), count=len(client_values))
+            for name, client_values in shown.items()
+        },
     )
 
 
