@@ -17,8 +17,9 @@ from tests.scene.rounds import deliver, join, plan, put, running, scored, update
 
 # By request: statements and transactions. What is said on SQLite's own connection is not counted.
 MOST = {
+    # PostgreSQL has one statement more where a nonce is stored: the clock of its batch.
     "sqlite": {"current": (4, 2), "join": (15, 4), "weights": (7, 4), "update": (14, 4), "scores": (8, 3)},
-    "postgres": {"current": (5, 2), "join": (16, 4), "weights": (8, 4), "update": (15, 4), "scores": (8, 3)},
+    "postgres": {"current": (5, 2), "join": (16, 4), "weights": (8, 4), "update": (16, 4), "scores": (9, 3)},
 }
 
 
